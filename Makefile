@@ -1,0 +1,40 @@
+# The two commands that matter: `make train` and `make test`. Each sets up its own virtual environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+RUN ?= runs/$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: setup train test test-all lint types bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77" wheel torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+train: setup
+	$(BIN)/dpfy train --out $(RUN)
+	$(BIN)/dpfy verify $(RUN)
+
+lint: setup
+	$(BIN)/ruff check dpfy tests benchmarks examples
+	$(BIN)/ruff format --check dpfy tests benchmarks examples
+
+types: setup
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/pytest
+
+test-all: lint types
+	$(BIN)/pytest -m "not gpu"
+
+bench: setup
+	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""The vocabulary of dpfy: units, adjacency, participation, events, values, guarantees, the ledger. No algorithm lives here."""

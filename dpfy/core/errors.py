@@ -1,0 +1,44 @@
+"""Typed errors. Every message is one line that names what is wrong, the value seen and the rule or the way out."""
+
+from __future__ import annotations
+
+
+class DpfyError(Exception):
+    """Base of every error that dpfy raises on purpose; the command line turns it into one line and exit status 2."""
+
+
+class InvalidInput(DpfyError, ValueError):
+    """A value breaks a rule. The message reads ``field: got value; rule``."""
+
+    def __init__(self, field: str, value: object, rule: str) -> None:
+        self.field, self.value, self.rule = field, value, rule
+        super().__init__(f"{field}: got {_short(value)}; {rule}")
+
+
+class Unsupported(DpfyError):
+    """A combination that has no proof or no implementation here. Says what to do instead; never a silent fallback."""
+
+    def __init__(self, what: str, way_out: str) -> None:
+        self.what, self.way_out = what, way_out
+        super().__init__(f"{what} is not supported; {way_out}")
+
+
+class BudgetExceeded(DpfyError):
+    """A reservation would spend more than the ledger's budget allows. Nothing was written and no data was read."""
+
+
+class Corrupt(DpfyError):
+    """A file of a run (ledger, checkpoint, card, model) is damaged, torn or belongs to another run."""
+
+    def __init__(self, file: str, problem: str) -> None:
+        self.file, self.problem = file, problem
+        super().__init__(f"{file}: {problem}")
+
+
+class Busy(DpfyError):
+    """Another process holds the run or the ledger."""
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

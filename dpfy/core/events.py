@@ -1,0 +1,274 @@
+"""What a computation did, as data: all that accounting needs and nothing else.
+
+The names and meanings follow dp-accounting's ``DpEvent`` family, the field's common language; ours are frozen, hashable,
+validated at construction and cost no import (`dpfy.accounting.peer` translates both ways). A leaf never sees a count: repetition
+and composition are written once, here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from dpfy.core import check
+from dpfy.core.codec import Codec
+from dpfy.core.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No access to the data: the identity of composition."""
+
+
+@dataclass(frozen=True)
+class NotPrivate:
+    """A release without any protection: epsilon is infinite."""
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Gaussian noise of standard deviation `noise_multiplier` times the L2 sensitivity."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check.positive("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Laplace noise of scale `noise_multiplier` times the L1 sensitivity: pure epsilon of 1 / noise_multiplier."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check.positive("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class DiscreteLaplace:
+    """Two-sided geometric noise with parameter `noise_parameter` on an integer query of `sensitivity`."""
+
+    noise_parameter: float
+    sensitivity: int = 1
+
+    def __post_init__(self) -> None:
+        check.positive("noise_parameter", self.noise_parameter)
+        check.integer("sensitivity", self.sensitivity)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian:
+    """Discrete Gaussian noise of parameter `sigma` on an integer query of `sensitivity`."""
+
+    sigma: float
+    sensitivity: int = 1
+
+    def __post_init__(self) -> None:
+        check.positive("sigma", self.sigma)
+        check.integer("sensitivity", self.sensitivity)
+
+
+@dataclass(frozen=True)
+class RandomizedResponse:
+    """With probability `noise_parameter` the answer is uniform over `buckets` values, otherwise the truth."""
+
+    noise_parameter: float
+    buckets: int = 2
+
+    def __post_init__(self) -> None:
+        check.fraction("noise_parameter", self.noise_parameter)
+        check.integer("buckets", self.buckets, least=2)
+
+
+@dataclass(frozen=True)
+class GaussianMixture:
+    """Gaussian noise of `standard_deviation` on a query of sensitivity `sensitivities[i]` with probability `probabilities[i]`."""
+
+    standard_deviation: float
+    sensitivities: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check.positive("standard_deviation", self.standard_deviation)
+        if len(self.sensitivities) != len(self.probabilities) or not self.sensitivities:
+            raise InvalidInput("probabilities", self.probabilities, "must pair with the sensitivities, at least one")
+        for s in self.sensitivities:
+            check.nonnegative("sensitivities", s)
+        for p in self.probabilities:
+            check.fraction("probabilities", p)
+        if abs(sum(self.probabilities) - 1) > 1e-9:
+            raise InvalidInput("probabilities", self.probabilities, "must sum to 1")
+
+
+@dataclass(frozen=True)
+class EpsilonDelta:
+    """A black box that is (epsilon, delta)-differentially private, about which nothing else is known."""
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.nonnegative("epsilon", self.epsilon)
+        check.fraction("delta", self.delta)
+
+
+@dataclass(frozen=True)
+class Zcdp:
+    """A mechanism known to satisfy `xi`-approximate `rho`-zCDP and nothing more."""
+
+    rho: float
+    xi: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.nonnegative("rho", self.rho)
+        check.nonnegative("xi", self.xi)
+
+
+@dataclass(frozen=True)
+class PoissonSampled:
+    """`event` run on a subset in which each unit is present independently with probability `rate`."""
+
+    rate: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        check.fraction("sampling_rate", self.rate)
+
+
+@dataclass(frozen=True)
+class SampledWithoutReplacement:
+    """`event` run on a uniform subset of exactly `sample_size` of `source_size` units."""
+
+    source_size: int
+    sample_size: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check.integer("source_size", self.source_size)
+        if check.integer("sample_size", self.sample_size, least=0) > self.source_size:
+            raise InvalidInput("sample_size", self.sample_size, f"must be at most source_size ({self.source_size})")
+
+
+@dataclass(frozen=True)
+class SampledWithReplacement:
+    """`event` run on `sample_size` draws, with replacement, from `source_size` units."""
+
+    source_size: int
+    sample_size: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        check.integer("source_size", self.source_size)
+        check.integer("sample_size", self.sample_size, least=0)
+
+
+@dataclass(frozen=True)
+class TruncatedPoissonGaussian:
+    """A Gaussian release on a Poisson batch of which at most `most` units are kept, uniformly chosen."""
+
+    source_size: int
+    rate: float
+    most: int
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check.integer("source_size", self.source_size)
+        check.fraction("sampling_rate", self.rate)
+        check.integer("most", self.most)
+        check.positive("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """`event` run `count` times, independently."""
+
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        check.integer("count", self.count, least=0)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """All of `events`, one after the other, each free to depend on the outputs of those before it."""
+
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class RepeatAndSelect:
+    """`event` run a random number of times, the best output released (Papernot & Steinke 2022).
+
+    The number of runs is truncated negative binomial with `shape` eta > -1 and the given `mean`; shape infinity is Poisson.
+    """
+
+    event: Event
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        check.positive("mean", self.mean)
+        check.positive_or_infinite("shape + 1", self.shape + 1)
+
+
+Event = Union[
+    Nothing,
+    NotPrivate,
+    Gaussian,
+    Laplace,
+    DiscreteLaplace,
+    DiscreteGaussian,
+    RandomizedResponse,
+    GaussianMixture,
+    EpsilonDelta,
+    Zcdp,
+    PoissonSampled,
+    SampledWithoutReplacement,
+    SampledWithReplacement,
+    TruncatedPoissonGaussian,
+    Repeated,
+    Composed,
+    RepeatAndSelect,
+]
+
+CODEC = Codec(
+    "event",
+    {
+        "nothing": Nothing,
+        "not-private": NotPrivate,
+        "gaussian": Gaussian,
+        "laplace": Laplace,
+        "discrete-laplace": DiscreteLaplace,
+        "discrete-gaussian": DiscreteGaussian,
+        "randomized-response": RandomizedResponse,
+        "gaussian-mixture": GaussianMixture,
+        "epsilon-delta": EpsilonDelta,
+        "zcdp": Zcdp,
+        "poisson-sampled": PoissonSampled,
+        "sampled-without-replacement": SampledWithoutReplacement,
+        "sampled-with-replacement": SampledWithReplacement,
+        "truncated-poisson-gaussian": TruncatedPoissonGaussian,
+        "repeated": Repeated,
+        "composed": Composed,
+        "repeat-and-select": RepeatAndSelect,
+    },
+)
+
+
+def flatten(event: Event) -> list[tuple[Event, int]]:
+    """The event as a list of (leaf, count) with repetition and composition multiplied out and equal leaves merged."""
+    counts: dict[Event, int] = {}
+
+    def walk(node: Event, times: int) -> None:
+        if isinstance(node, Repeated):
+            walk(node.event, times * node.count)
+        elif isinstance(node, Composed):
+            for part in node.events:
+                walk(part, times)
+        elif times and not isinstance(node, Nothing):
+            counts[node] = counts.get(node, 0) + times
+
+    walk(event, 1)
+    return list(counts.items())

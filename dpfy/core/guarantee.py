@@ -1,0 +1,99 @@
+"""The guarantee: a privacy curve together with everything without which an epsilon means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dpfy.core import check
+from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+
+
+class Curve(Protocol):
+    """The privacy curve of an event under one adjacency, by one accountant: upper bounds unless the name says otherwise."""
+
+    def epsilon(self, delta: float) -> float:
+        """An upper bound on epsilon at `delta`; infinity where nothing can be certified."""
+
+    def delta(self, epsilon: float) -> float:
+        """An upper bound on delta at `epsilon`, at most 1."""
+
+    def epsilon_lower(self, delta: float) -> float | None:
+        """A lower bound on the true epsilon at `delta`, or None where the accountant has none."""
+
+
+class Accountant(Protocol):
+    """Turns events into curves. Stateless: the same event always has the same curve."""
+
+    name: str
+
+    def why_not(self, event: object, adjacency: Adjacency) -> str | None:
+        """None if `curve` would answer, else one line that says why not and which route would."""
+
+    def curve(self, event: object, adjacency: Adjacency) -> Curve:
+        """The curve of `event`.
+
+        Guarantees: every bound errs to the private side; an event outside `why_not` raises `Unsupported`.
+        """
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What was promised, to whom, against which neighbour, computed how.
+
+    Guarantees: `epsilon` is an upper bound for the stated unit and adjacency under the stated trust model, provided the caveats.
+    """
+
+    curve: Curve
+    accountant: str
+    adjacency: Adjacency
+    unit: Unit = EXAMPLE
+    trust: str = "central"
+    caveats: tuple[str, ...] = field(default=())
+
+    def epsilon(self, delta: float) -> float:
+        """Upper bound on epsilon at `delta`."""
+        return self.curve.epsilon(check.inside_unit("delta", delta))
+
+    def epsilon_lower(self, delta: float) -> float | None:
+        """Lower bound on the exact epsilon of the same event, where the accountant has one."""
+        return self.curve.epsilon_lower(check.inside_unit("delta", delta))
+
+    def delta(self, epsilon: float) -> float:
+        """Upper bound on delta at `epsilon`."""
+        return self.curve.delta(check.nonnegative("epsilon", epsilon))
+
+    def tradeoff(self, false_positive_rates: Sequence[float], epsilons: Sequence[float] | None = None) -> list[float]:
+        """The smallest false-negative rate any attacker can reach at each false-positive rate, from the (epsilon, delta) curve.
+
+        Wasserman & Zhou 2010, Kairouz et al. 2015: each (epsilon, delta) on the curve excludes attackers with
+        fnr < max(1 - delta - e^epsilon fpr, e^-epsilon (1 - delta - fpr)); the curve excludes the union.
+        """
+        from math import exp
+
+        grid = epsilons if epsilons is not None else [0.05 * 1.12**k for k in range(60)]
+        points = [(e, self.curve.delta(e)) for e in [0.0, *grid]]
+        return [
+            max(0.0, *(max(1 - d - exp(min(e, 700)) * fpr, exp(-e) * (1 - d - fpr)) for e, d in points))
+            for fpr in false_positive_rates
+        ]
+
+    def sentence(self, delta: float) -> str:
+        """The guarantee in one honest sentence."""
+        epsilon = self.epsilon(delta)
+        if epsilon == float("inf"):
+            return "This model has NO differential privacy guarantee: no noise protects the training data."
+        caveats = f" Provided that: {'; '.join(self.caveats)}." if self.caveats else ""
+        return (
+            f"Training satisfies ({_up(epsilon)}, {delta:g})-differential privacy for one {self.unit.name}, where "
+            f"{self.adjacency.meaning} ({self.adjacency.value}), with a trusted {self.trust} trainer; "
+            f"computed by the {self.accountant} accountant from the ledger and covering every training step.{caveats}"
+        )
+
+
+def _up(value: float, digits: int = 3) -> str:
+    """Decimal text never below the value."""
+    from decimal import ROUND_CEILING, Decimal
+
+    return str(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))

@@ -1,0 +1,49 @@
+"""Whose data is protected: the unit of privacy, and what makes two data sets neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from dpfy.core import check
+
+
+class Adjacency(str, Enum):
+    """Which change of the data set the guarantee hides."""
+
+    ADD_OR_REMOVE_ONE = "add-or-remove-one"
+    REPLACE_ONE = "replace-one"
+    ZERO_OUT = "zero-out"
+
+    @property
+    def meaning(self) -> str:
+        """The change in words, for reports."""
+        return {
+            Adjacency.ADD_OR_REMOVE_ONE: "the data of one unit is added or removed",
+            Adjacency.REPLACE_ONE: "the data of one unit is replaced by any other data",
+            Adjacency.ZERO_OUT: "the contribution of one unit is replaced by zero",
+        }[self]
+
+    @classmethod
+    def parse(cls, value: str | Adjacency) -> Adjacency:
+        """The adjacency called `value`; an unknown name is an error that lists the known ones."""
+        return cls(check.one_of("adjacency", str(getattr(value, "value", value)), [a.value for a in cls]))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one neighbour differs in: an example, a user, a label. `name` completes the phrase "one ...".
+
+    `most_records` bounds how many records one unit may own; an example is a unit of size one.
+    """
+
+    name: str = "example"
+    most_records: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            check.one_of("unit.name", self.name, ["example", "user", "label"])
+        check.integer("unit.most_records", self.most_records)
+
+
+EXAMPLE = Unit()

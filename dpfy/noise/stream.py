@@ -1,0 +1,54 @@
+"""The noise stream: the only place where a bounded sum becomes a private value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from dpfy.core import check
+from dpfy.core.errors import Unsupported
+from dpfy.core.ledger import Permit
+from dpfy.core.random import Randomness
+from dpfy.core.values import Bounded, Private
+from dpfy.noise.gaussian import draw
+from dpfy.noise.strategy import Grads, State, Strategy
+
+
+@dataclass(frozen=True)
+class NoiseStream:
+    """Adds the noise of one step to the bounded sum of that step.
+
+    `scale` is the noise multiplier times the strategy's sensitivity; the standard deviation is `scale` times the bound that the sum
+    carries, so there is one owner of the clip norm. The noise of step s is a function of (secret, name, s) alone.
+    """
+
+    strategy: Strategy
+    scale: float
+    randomness: Randomness
+    name: str = "noise"
+
+    def __post_init__(self) -> None:
+        check.nonnegative("noise scale", self.scale)
+
+    def init(self, like: Grads) -> State:
+        """The strategy's state before the first step."""
+        return self.strategy.init(like)
+
+    def release(self, total: Bounded[Grads], step: int, state: State, permit: Permit) -> tuple[Private[Grads], State]:
+        """The noisy sum of `step` and the state for the next one.
+
+        Guarantees: refuses a step that `permit` does not cover, and an unbounded sum unless the scale is zero (a run without
+        privacy, billed as such). Every parameter gets noise at every step, also when the batch was empty.
+        """
+        permit.check(step)
+        if self.scale == 0:
+            return Private(total.value), state
+        if math.isinf(total.bound.l2):
+            raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
+        like = total.value
+        unit, state = self.strategy.next(step, lambda s: draw(like, self.randomness, self.name, s), state)
+        stddev = self.scale * total.bound.l2
+        noisy = {name: torch.add(value, unit[name].to(value.dtype), alpha=stddev) for name, value in like.items()}
+        return Private(noisy), state

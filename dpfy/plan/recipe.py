@@ -1,0 +1,187 @@
+"""Recipe and plan: two states, two types. Only a plan can train, and everything it claims is derived from what will run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dpfy import accounting
+from dpfy.accounting import calibrate as calibration
+from dpfy.core import check, events
+from dpfy.core.codec import Codec, digest
+from dpfy.core.errors import InvalidInput
+from dpfy.core.guarantee import Guarantee
+from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+from dpfy.gradients.clip import CLIPS, Clip, FlatClip
+from dpfy.noise.strategy import STRATEGIES, Identity, Strategy
+from dpfy.plan import pairs
+from dpfy.sampling.sampler import Sampler
+from dpfy.sampling.table import SAMPLERS
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What will be done to the data, before the noise is known. `records` is the public size of the data set."""
+
+    records: int
+    sampler: Sampler
+    steps: int
+    clip: Clip
+    strategy: Strategy = Identity()  # noqa: RUF009  (frozen and stateless)
+    unit: Unit = EXAMPLE
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+
+    def __post_init__(self) -> None:
+        check.integer("records", self.records)
+        check.integer("steps", self.steps)
+        object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
+        pairs.find(self.sampler.participation, self.strategy)
+
+    @property
+    def expected_batch(self) -> float:
+        """The divisor of every noisy sum: the mean batch size, never the realised one."""
+        return self.sampler.expected_batch(self.records)
+
+    def event(self, noise_multiplier: float) -> events.Event:
+        """What a run with this noise releases."""
+        return pairs.event(noise_multiplier, self.sampler.participation, self.strategy, self.steps)
+
+    def calibrate(
+        self, epsilon: float, delta: float, *, accountant: str = accounting.DEFAULT, allow_large_delta: bool = False
+    ) -> Plan:
+        """The plan with the least noise that satisfies (epsilon, delta).
+
+        Guarantees: the plan's epsilon at `delta`, by the same accountant, is at most `epsilon`; the search rounds the noise up.
+        """
+        check.positive("epsilon", epsilon)
+        self.check_delta(delta, allow_large_delta)
+        noise = calibration.noise(self.event, epsilon, delta, adjacency=self.adjacency, accountant=accountant)
+        return Plan(self, noise, delta, accountant)
+
+    def with_noise(
+        self,
+        noise_multiplier: float,
+        *,
+        delta: float | None = None,
+        accountant: str = accounting.DEFAULT,
+        allow_large_delta: bool = False,
+    ) -> Plan:
+        """The plan with this noise multiplier. Noise 0 trains without privacy and says so. Default delta: see `default_delta`."""
+        chosen = default_delta(self.records) if delta is None else delta
+        self.check_delta(chosen, allow_large_delta)
+        return Plan(self, check.nonnegative("noise_multiplier", noise_multiplier), chosen, accountant)
+
+    def check_delta(self, delta: float, allow_large: bool = False) -> None:
+        """delta must lie in (0, 1) and below 1/records, unless the caller takes the responsibility."""
+        check.inside_unit("delta", delta)
+        if delta >= 1 / self.records and not allow_large:
+            rule = f"must be below 1/records = {1 / self.records:.3g}: at that size it allows publishing a random record in full"
+            raise InvalidInput("delta", delta, rule + " (allow_large_delta overrides)")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe with its noise fixed, and the delta at which its guarantee is stated. Event, scale and guarantee are derived, never given.
+
+    Guarantees: `event` describes what a run of this plan does, because sampler, clip, strategy and steps of the run are read from the
+    same fields.
+    """
+
+    recipe: Recipe
+    noise_multiplier: float
+    delta: float
+    accountant: str = accounting.DEFAULT
+
+    def __post_init__(self) -> None:
+        check.nonnegative("noise_multiplier", self.noise_multiplier)
+        check.inside_unit("delta", self.delta)
+        accounting.accountant(self.accountant)
+        if math.isinf(self.recipe.clip.bound.l2) and self.noise_multiplier > 0:
+            raise InvalidInput("clip_norm", math.inf, "must be finite when there is noise: noise cannot protect an unbounded sum")
+
+    @property
+    def event(self) -> events.Event:
+        """What the whole run releases."""
+        return self.recipe.event(self.noise_multiplier)
+
+    @property
+    def scale(self) -> float:
+        """Standard deviation of the strategy's input noise, in units of the clip's bound."""
+        return self.noise_multiplier * self.recipe.strategy.sensitivity(self.recipe.sampler.participation, self.recipe.steps)
+
+    @property
+    def stddev(self) -> float:
+        """Standard deviation of the strategy's input noise on the summed gradient."""
+        return self.scale * self.recipe.clip.bound.l2 if self.scale else 0.0
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the whole run at `delta`."""
+        return self.guarantee().epsilon(self.delta)
+
+    def guarantee(self, accountant: str | None = None, caveats: tuple[str, ...] = ()) -> Guarantee:
+        """The guarantee of the whole run."""
+        recipe = self.recipe
+        return accounting.guarantee(
+            self.event, adjacency=recipe.adjacency, unit=recipe.unit, accountant=accountant or self.accountant, caveats=caveats
+        )
+
+    def epsilon_after(self, steps: int) -> float:
+        """Epsilon at `delta` if the run stopped after `steps` (fixed in advance): for progress bars and curves."""
+        if steps <= 0:
+            return 0.0
+        recipe = self.recipe
+        event = pairs.event(self.noise_multiplier, recipe.sampler.participation, recipe.strategy, min(steps, recipe.steps))
+        return accounting.epsilon(event, self.delta, adjacency=recipe.adjacency, accountant=self.accountant)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON; `Plan.from_json` gives an equal plan."""
+        encoded: dict[str, Any] = CODEC.encode(self)
+        return encoded
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Plan:
+        """The plan written by `to_json`. Unknown kinds and fields are errors; nothing is imported by name."""
+        plan = CODEC.decode(data)
+        if not isinstance(plan, Plan):
+            raise InvalidInput("plan.kind", data.get("kind"), "must be a plan")
+        return plan
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the JSON form."""
+        return digest(self.to_json())
+
+
+CODEC = Codec("plan", {"plan": Plan, "recipe": Recipe, "unit": Unit, **SAMPLERS, **CLIPS, **STRATEGIES})
+
+
+def default_delta(records: int) -> float:
+    """The largest power of ten at most records^-1.1: comfortably below one over the number of records."""
+    return 10.0 ** min(-1, math.floor(-1.1 * math.log10(max(records, 2))))
+
+
+def dpsgd(
+    records: int,
+    batch_size: float,
+    *,
+    epochs: float | None = None,
+    steps: int | None = None,
+    clip_norm: float = 1.0,
+    unit: Unit = EXAMPLE,
+    adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
+) -> Recipe:
+    """DP-SGD: Poisson batches of `batch_size` on average, flat clipping, fresh Gaussian noise. Give `epochs` or `steps`, not both.
+
+    Works for every optimizer (DP-Adam is this recipe with Adam). `epochs` counts expected passes over the data.
+    """
+    from dpfy.sampling.poisson import PoissonSampler
+
+    check.integer("records", records)
+    if check.positive("batch_size", batch_size) > records:
+        raise InvalidInput("batch_size", batch_size, f"must be at most the number of records ({records})")
+    if (epochs is None) == (steps is None):
+        raise InvalidInput("epochs", epochs, "give exactly one of epochs and steps")
+    rate = batch_size / records
+    count = steps if steps is not None else max(1, math.ceil(check.positive("epochs", epochs) / rate))
+    return Recipe(records, PoissonSampler(rate), count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency))
