@@ -1,0 +1,107 @@
+"""Budgets over runs that are chosen adaptively: a Rényi filter (Lécuyer 2021; Feldman & Zrnic 2021).
+
+A bound for a plan fixed in advance says nothing about runs chosen after seeing the results of earlier ones. A filter does: at one
+order fixed in advance the Rényi divergences of adaptively chosen runs add up, so refusing whatever would push the sum over the
+order's budget keeps the whole interaction private.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dpfy.core import check
+from dpfy.core.errors import Unsupported
+from dpfy.core.events import Composed, Event
+from dpfy.core.unit import Adjacency
+
+GRID = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0)
+"""Orders that share half of delta; the other half goes to the order that suits the first event best."""
+
+
+@dataclass(frozen=True)
+class RenyiFilter:
+    """Admits runs as long as the whole adaptive sequence is (epsilon, delta)-differentially private.
+
+    Half of delta goes to one order, chosen from the first event alone, which is fixed before anything was released; the other half
+    is split over a fixed grid. A sequence is admitted if at one of these orders the divergences sum to at most that order's
+    budget. The sums only grow, so a sequence admitted at an order was admitted there at every step, and the deltas of the orders
+    add up (union bound).
+
+    Guarantees: any sequence of runs, each chosen with sight of all earlier outputs and each admitted by `why_not`, is together
+    (epsilon, delta)-private. Without a run in progress the answer depends on the events only.
+    """
+
+    epsilon: float
+    delta: float
+    kind: ClassVar[str] = "renyi"
+
+    def __post_init__(self) -> None:
+        check.positive("budget.epsilon", self.epsilon)
+        check.inside_unit("budget.delta", self.delta)
+
+    def why_not(self, spent: Sequence[Event], asked: Event, adjacency: Adjacency) -> str | None:
+        """None if `asked` may run after `spent`, else one line that says why not."""
+        first = spent[0] if spent else asked
+        try:
+            orders = self._orders(first, adjacency)
+            sums = _divergences(Composed((*spent, asked)), adjacency, tuple(order for order, _ in orders))
+        except Unsupported as error:
+            return f"the Rényi filter cannot bill this run: {error}"
+        for (order, share), total in zip(orders, sums, strict=True):
+            if total <= budget(order, self.epsilon, share):
+                return None
+        need = min(cost(order, total, share) for (order, share), total in zip(orders, sums, strict=True))
+        return (
+            f"this run would bring the adaptive total to epsilon {need:.4g} at delta {self.delta:g} (Rényi filter); "
+            f"the budget is epsilon {self.epsilon:g}"
+        )
+
+    def spent_epsilon(self, spent: Sequence[Event], adjacency: Adjacency) -> float:
+        """The smallest epsilon at which this filter, with the same delta, would have admitted `spent`."""
+        if not spent:
+            return 0.0
+        orders = self._orders(spent[0], adjacency)
+        sums = _divergences(Composed(tuple(spent)), adjacency, tuple(order for order, _ in orders))
+        return min(cost(order, total, share) for (order, share), total in zip(orders, sums, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """The filter as JSON."""
+        return {"kind": self.kind, "epsilon": self.epsilon, "delta": self.delta}
+
+    def _orders(self, first: Event, adjacency: Adjacency) -> list[tuple[float, float]]:
+        """Orders with their shares of delta: the favourite of the first event, then the grid."""
+        fine = tuple(1 + 0.05 * 1.07**k for k in range(140))
+        values = _divergences(first, adjacency, fine)
+        half = self.delta / 2
+        favourite = max(zip(fine, values, strict=True), key=lambda pair: _repeats(budget(pair[0], self.epsilon, half), pair[1]))[
+            0
+        ]
+        return [(favourite, half), *((order, half / len(GRID)) for order in GRID)]
+
+
+def budget(order: float, epsilon: float, delta: float) -> float:
+    """The Rényi divergence at `order` that still implies (epsilon, delta); negative if none does.
+
+    Canonne, Kamath & Steinke 2020, Proposition 12: delta = exp((order - 1)(rho - epsilon)) / (order - 1) * (1 - 1/order)^order.
+    """
+    return epsilon + (math.log(delta) + math.log(order - 1) - order * math.log1p(-1 / order)) / (order - 1)
+
+
+def cost(order: float, divergence: float, delta: float) -> float:
+    """The epsilon at `delta` that a Rényi divergence at `order` implies: the inverse of `budget`."""
+    return max(0.0, divergence - budget(order, 0.0, delta))
+
+
+def _repeats(room: float, value: float) -> float:
+    if room <= 0:
+        return room - 1
+    return room / value if value > 0 else math.inf
+
+
+def _divergences(event: Event, adjacency: Adjacency, orders: tuple[float, ...]) -> list[float]:
+    from dpfy.accounting.reference import rdp_values
+
+    return rdp_values(event, adjacency, orders)

@@ -1,0 +1,1 @@
+"""One file a verb: parse, call, print; no logic."""

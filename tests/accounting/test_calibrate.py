@@ -1,0 +1,31 @@
+"""Calibration always ends on the private side and says so when it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpfy import accounting
+from dpfy.accounting import calibrate
+from dpfy.core import events as ev
+from dpfy.core.errors import InvalidInput
+
+
+def _train(noise: float) -> ev.Event:
+    return ev.Repeated(ev.PoissonSampled(0.05, ev.Gaussian(noise)), 200)
+
+
+@pytest.mark.parametrize("target", [0.3, 1.0, 8.0])
+def test_never_above_the_target_and_close_below(target: float) -> None:
+    noise = calibrate.noise(_train, target, 1e-6, accountant="rdp")
+    assert accounting.epsilon(_train(noise), 1e-6, accountant="rdp") <= target
+    assert accounting.epsilon(_train(noise * (1 - 1e-4)), 1e-6, accountant="rdp") > target
+
+
+def test_published_noise() -> None:
+    assert calibrate.noise(_train, 1.0, 1e-6, accountant="rdp") == pytest.approx(3.4256, abs=2e-4)
+
+
+def test_bisection_stays_private_on_a_step_function() -> None:
+    assert calibrate.least(lambda x: 0.0 if x >= 2.5 else 9.0, 1.0, start=1.0) >= 2.5
+    with pytest.raises(InvalidInput, match="cannot be reached"):
+        calibrate.least(lambda x: 5.0, 1.0, start=1.0)

@@ -1,0 +1,59 @@
+"""The reference accountants give the published numbers, refuse what they cannot bill, and translate events without loss."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dpfy import accounting
+from dpfy.accounting import peer
+from dpfy.core import events as ev
+from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
+from dpfy.core.unit import Adjacency
+
+STEP = ev.PoissonSampled(0.005, ev.Gaussian(1.0))
+
+
+def test_published_numbers() -> None:
+    event = ev.Repeated(STEP, 200)
+    assert 0.5867 <= accounting.epsilon(event, 1e-6, accountant="pld") <= 0.5870
+    assert 1.21 <= accounting.epsilon(event, 1e-6, accountant="rdp") <= 1.22
+
+
+def test_pld_refuses_deltas_it_under_reports_and_counts_it_ignores() -> None:
+    with pytest.raises(Unsupported, match="tight"):
+        accounting.epsilon(ev.Repeated(STEP, 200), 1e-10, accountant="pld")
+    with pytest.raises(Unsupported, match="tight"):
+        accounting.curve(ev.Repeated(ev.RandomizedResponse(0.5), 10), adjacency=Adjacency.REPLACE_ONE, accountant="pld")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.Nothing(),
+        ev.NotPrivate(),
+        ev.Laplace(2.0),
+        ev.DiscreteLaplace(0.5, 2),
+        ev.RandomizedResponse(0.3, 4),
+        ev.GaussianMixture(2.0, (0.0, 1.0), (0.75, 0.25)),
+        ev.Zcdp(0.1, 0.0),
+        ev.Repeated(STEP, 7),
+        ev.Composed((STEP, ev.Gaussian(3.0))),
+        ev.SampledWithoutReplacement(100, 10, ev.Gaussian(1.0)),
+        ev.SampledWithReplacement(100, 10, ev.Gaussian(1.0)),
+        ev.TruncatedPoissonGaussian(100, 0.1, 20, 1.0),
+        ev.RepeatAndSelect(STEP, 10.0, math.inf),
+    ],
+)
+def test_translation_is_lossless(event: ev.Event) -> None:
+    assert peer.from_peer(peer.to_peer(event)) == event
+
+
+def test_bad_input_names_field_value_and_rule() -> None:
+    with pytest.raises(InvalidInput, match=r"accountant.*'rpd'.*did you mean 'rdp'"):
+        accounting.accountant("rpd")
+    with pytest.raises(InvalidInput, match="delta"):
+        accounting.epsilon(STEP, 0.0)
+    with pytest.raises(DpfyError, match="EpsilonDelta"):
+        accounting.epsilon(ev.EpsilonDelta(1.0), 1e-6, accountant="pld")
