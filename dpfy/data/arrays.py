@@ -1,0 +1,84 @@
+"""NPZ: arrays by name. Pickled objects are never loaded."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.data.config import DataConfig
+from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
+from dpfy.data.files import DataFile
+
+WHOLE = ("x", "y")
+PARTS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def read(file: DataFile) -> dict[str, np.ndarray]:
+    """Every array of the archive. A foreign, torn or pickled archive is an error."""
+    content = file.read()
+    if content[:2] != b"PK":
+        raise Corrupt(file.name, "not an NPZ archive")
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError):
+        raise Corrupt(file.name, "the NPZ archive is truncated or damaged") from None
+    except ValueError as error:
+        if "pickle" in str(error).lower():
+            rule = "holds pickled objects, which are never loaded; save plain arrays"
+            raise InvalidInput("data file", file.name, rule) from None
+        raise Corrupt(file.name, "the NPZ archive is truncated or damaged") from None
+
+
+def from_config(config: DataConfig) -> DataSource:
+    """Arrays `x` and `y` (split by fraction or with a test file), or `x_train`, `y_train`, `x_test`, `y_test` in one file."""
+    assert config.path is not None and config.classes is not None
+    file = DataFile.given(config.path)
+    arrays = read(file)
+    what = "arrays from an NPZ file"
+    if set(PARTS) <= set(arrays):
+        if config.test_path is not None:
+            raise InvalidInput("data.test_path", config.test_path, f"{config.path} already holds x_test and y_test")
+        train = _encode(arrays["x_train"], arrays["y_train"], config, file.name)
+        return assemble(train, _encode(arrays["x_test"], arrays["y_test"], config, file.name), config, config.classes, what)
+    train = _encode(*_pair(arrays, file), config, file.name)
+    test = None
+    if config.test_path is not None:
+        held_out = DataFile.given(config.test_path)
+        test = _encode(*_pair(read(held_out), held_out), config, held_out.name)
+    return assemble(train, test, config, config.classes, what)
+
+
+def _pair(arrays: dict[str, np.ndarray], file: DataFile) -> tuple[np.ndarray, np.ndarray]:
+    if not set(WHOLE) <= set(arrays):
+        found = ", ".join(sorted(arrays)) or "nothing"
+        raise InvalidInput(file.name, f"arrays {found}", f"must hold {' and '.join(WHOLE)}, or {', '.join(PARTS)}")
+    return arrays["x"], arrays["y"]
+
+
+def _encode(x: np.ndarray, y: np.ndarray, config: DataConfig, name: str) -> Encoded:
+    if x.dtype.kind not in "buif" or y.dtype.kind not in "ui":
+        raise InvalidInput(name, f"x of {x.dtype}, y of {y.dtype}", "x must be numbers and y whole numbers")
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
+        raise InvalidInput(name, f"x of shape {x.shape}, y of shape {y.shape}", "x needs one row per label, y one dimension")
+    features, clamped = _scaled(x, config.range)
+    assert config.classes is not None
+    return Encoded(labelled(features, torch.from_numpy(y.astype(np.int64)), config.classes, name), clamped)
+
+
+def _scaled(x: np.ndarray, public: tuple[float, float] | None) -> tuple[Tensor, int]:
+    """Features as float32: with a public range clamped (and counted) and mapped to [0, 1]; else bytes over 255, others as is."""
+    if public is None:
+        return torch.from_numpy(x.astype(np.float32) / (255.0 if x.dtype == np.uint8 else 1.0)), 0
+    low, high = public
+    values = x.astype(np.float64)
+    clamped = int(((values < low) | (values > high)).sum())
+    # NaN survives the clip and is refused with its record number by the check that follows; infinity is refused here.
+    values = np.where(np.isfinite(values), (np.clip(values, low, high) - low) / (high - low), np.nan)
+    return torch.from_numpy(values.astype(np.float32)), clamped

@@ -1,0 +1,64 @@
+"""A loaded data set: training and held-out records with the public facts about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dpfy.core.errors import InvalidInput
+from dpfy.data.config import DataConfig
+from dpfy.data.records import Records, require_finite, require_labels
+from dpfy.data.split import split_fraction
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Records to train on and records held out, both encoded by public rules only.
+
+    features: the shape of one record. classes: the declared number of classes. description: public words, no path.
+    clamped: how many values lay outside their public range or categories. It is a fact about the data, so it is left out of
+    `repr` and must not be logged unless it is billed.
+
+    Guarantees: features are finite and labels lie in the declared classes, in both parts.
+    """
+
+    train: Records
+    test: Records
+    features: tuple[int, ...]
+    classes: int | None
+    clamped: int = field(repr=False)
+    description: str
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One file as tensors, with the count of values that had to be clamped."""
+
+    records: Records
+    clamped: int = 0
+
+
+def labelled(features: Tensor, labels: Tensor, classes: int, name: str) -> Records:
+    """Records (features, labels), checked: finite features, labels in range, as many of one as of the other."""
+    records = Records((features, labels.to(torch.int64)))
+    require_finite(name, records)
+    require_labels(f"{name} labels", labels, classes)
+    return records
+
+
+def assemble(train: Encoded, test: Encoded | None, config: DataConfig, classes: int, what: str) -> DataSource:
+    """A DataSource from one file (split by the public permutation) or from two."""
+    if test is None:
+        train_records, test_records = split_fraction(train.records, config.test_fraction)
+        parts = f"{len(test_records)} held out by a fixed public permutation"
+    else:
+        train_records, test_records = train.records, test.records
+        parts = f"{len(test_records)} held out in a separate file"
+    shape = tuple(train_records.tensors[0].shape[1:])
+    if tuple(test_records.tensors[0].shape[1:]) != shape:
+        seen = tuple(test_records.tensors[0].shape[1:])
+        raise InvalidInput("held-out records", f"shape {seen}", f"must have the shape of the training records, {shape}")
+    clamped = train.clamped + (test.clamped if test is not None else 0)
+    return DataSource(train_records, test_records, shape, classes, clamped, f"{what}: {len(train_records)} to train, {parts}")

@@ -1,0 +1,196 @@
+"""The public schema of a table: what every column may hold, written by a person who did not look at the private records.
+
+A schema is TOML, one section per column of the file:
+
+    missing = ["", "?"]                 # cells that mean "no value" (default: the empty cell)
+
+    [columns.age]
+    kind = "number"                     # clamped to the range, then mapped to [-1, 1]
+    range = [17, 90]
+    scale = "symmetric"                 # or "unit": to [0, 1]
+    transform = "none"                  # or "log1p": range and value go through log(1 + x) first
+    fill = 40                           # what a missing cell becomes; without it a missing cell is an error
+
+    [columns.job]
+    kind = "category"                   # one-hot; a category that is not listed becomes all zeros and is counted
+    categories = ["clerk", "nurse"]
+    fill = "nurse"                      # or "other": all zeros, not counted
+
+    [columns.income]
+    kind = "label"                      # exactly one column; a label that is not listed is an error
+    classes = ["low", "high"]
+
+    [columns.id]
+    ignore = true                       # must be in the file, is never read
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from dpfy.core import check
+from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.data.config import interval
+from dpfy.data.files import DataFile
+
+OTHER = "other"
+SCALES = ("symmetric", "unit")
+TRANSFORMS = ("none", "log1p")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number in a public range. Encoded as one feature."""
+
+    name: str
+    range: tuple[float, float]
+    scale: str = "symmetric"
+    transform: str = "none"
+    fill: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "range", interval(f"columns.{self.name}.range", self.range))
+        check.one_of(f"columns.{self.name}.scale", self.scale, SCALES)
+        check.one_of(f"columns.{self.name}.transform", self.transform, TRANSFORMS)
+        if self.transform == "log1p" and self.range[0] <= -1:
+            raise InvalidInput(f"columns.{self.name}.range", self.range, "must lie above -1 for log1p")
+        if self.fill is not None:
+            fill = check.real(f"columns.{self.name}.fill", self.fill)
+            if not self.range[0] <= fill <= self.range[1]:
+                raise InvalidInput(f"columns.{self.name}.fill", fill, f"must lie in the range {list(self.range)}")
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes."""
+        return 1
+
+    def transformed(self, value: float) -> float:
+        """A value inside the range, through the transform, before scaling."""
+        return math.log1p(value) if self.transform == "log1p" else value
+
+
+@dataclass(frozen=True)
+class Category:
+    """One of a public list of words. Encoded as one feature per word."""
+
+    name: str
+    categories: tuple[str, ...]
+    fill: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "categories", _words(f"columns.{self.name}.categories", self.categories, least=1))
+        if self.fill is not None:
+            check.one_of(f"columns.{self.name}.fill", self.fill, (*self.categories, OTHER))
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes."""
+        return len(self.categories)
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is to be predicted, one of a public list of classes. The first class is 0."""
+
+    name: str
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", _words(f"columns.{self.name}.classes", self.classes, least=2))
+
+
+KINDS: dict[str, tuple[type[Number] | type[Category] | type[Label], frozenset[str], frozenset[str]]] = {
+    "number": (Number, frozenset({"range"}), frozenset({"scale", "transform", "fill"})),
+    "category": (Category, frozenset({"categories"}), frozenset({"fill"})),
+    "label": (Label, frozenset({"classes"}), frozenset()),
+}
+"""kind -> (type, required keys, optional keys)."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All columns of a table. Features are laid out in the order of the schema, whatever the order in the file."""
+
+    features: tuple[Number | Category, ...]
+    label: Label
+    ignored: frozenset[str]
+    missing: tuple[str, ...] = ("",)
+
+    @property
+    def width(self) -> int:
+        """Number of features of one record."""
+        return sum(column.width for column in self.features)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every column that the file must have, and may have."""
+        return frozenset(column.name for column in self.features) | {self.label.name} | self.ignored
+
+
+def parse(text: str, name: str) -> Schema:
+    """A schema from TOML. Unknown keys, unknown kinds and contradictions are errors that name the column."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Corrupt(name, f"not valid TOML: {error}".replace("\n", " ")) from None
+    check.known_keys("", document, {"columns", "missing"})
+    columns = document.get("columns")
+    if not isinstance(columns, dict) or not columns:
+        raise InvalidInput("columns", columns, f"{name} must describe at least one column as [columns.NAME]")
+    missing = _words("missing", document.get("missing", [""]), least=0)
+    built: list[Number | Category | Label] = []
+    ignored = set()
+    for column, entry in columns.items():
+        if _is_ignored(column, entry):
+            ignored.add(column)
+        else:
+            built.append(_column(column, entry))
+    labels = [column for column in built if isinstance(column, Label)]
+    features = tuple(column for column in built if not isinstance(column, Label))
+    if len(labels) != 1:
+        raise InvalidInput("columns", f"{len(labels)} columns of kind label", "must hold exactly one label")
+    if not features:
+        raise InvalidInput("columns", "no feature", "must hold at least one number or category")
+    return Schema(features, labels[0], frozenset(ignored), missing)
+
+
+def load(given: str) -> Schema:
+    """The packaged schema of that name ("adult"), or the TOML file at that path."""
+    packaged = resources.files("dpfy.data").joinpath("schemas", f"{given}.toml")
+    if given.replace("-", "").isalnum() and packaged.is_file():
+        return parse(packaged.read_text("utf-8"), given)
+    file = DataFile.given(given)
+    return parse(file.text(), file.name)
+
+
+def _is_ignored(column: str, entry: object) -> bool:
+    if not isinstance(entry, Mapping):
+        raise InvalidInput(f"columns.{column}", entry, "must be a section with a kind, or ignore = true")
+    if "ignore" not in entry:
+        return False
+    if entry["ignore"] is not True or len(entry) > 1:
+        raise InvalidInput(f"columns.{column}.ignore", entry["ignore"], "must be true and stand alone")
+    return True
+
+
+def _column(column: str, entry: Mapping[str, object]) -> Number | Category | Label:
+    kind, required, optional = KINDS[check.one_of(f"columns.{column}.kind", entry.get("kind"), KINDS)]
+    check.known_keys(f"columns.{column}", entry, required | optional | {"kind"})
+    for key in sorted(required - set(entry)):
+        raise InvalidInput(f"columns.{column}.{key}", None, f"must be given for a {entry['kind']}")
+    fields = {key: value for key, value in entry.items() if key != "kind"}
+    return kind(column, **fields)  # type: ignore[arg-type]
+
+
+def _words(name: str, value: object, least: int) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+        raise InvalidInput(name, value, "must be a list of words in quotes")
+    if len(set(value)) != len(value):
+        raise InvalidInput(name, value, "must not name one word twice")
+    if len(value) < least:
+        raise InvalidInput(name, value, f"must name at least {least}")
+    return tuple(value)

@@ -1,0 +1,38 @@
+"""Train and test from one file, by a permutation that is fixed and public."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from dpfy.core.errors import InvalidInput
+from dpfy.data.records import Records
+
+
+def permutation(count: int) -> Tensor:
+    """The order of 0 .. count - 1 by the BLAKE2b hash of each index.
+
+    Guarantees: the same on every machine and for every version of every library; it reads no record.
+    """
+    digest = [hashlib.blake2b(f"dpfy split {index}".encode(), digest_size=16).digest() for index in range(count)]
+    return torch.tensor(sorted(range(count), key=digest.__getitem__), dtype=torch.int64)
+
+
+def split(records: Records, held_out: int) -> tuple[Records, Records]:
+    """(train, test): the first `held_out` records of the permutation are the test; each part keeps the order of the file."""
+    count = len(records)
+    if not 0 < held_out < count:
+        raise InvalidInput("data.test_fraction", f"{held_out} of {count} records", "both parts must hold at least 1 record")
+    order = permutation(count)
+    test, train = order[:held_out].sort().values, order[held_out:].sort().values
+    return Records(records.take(train)), Records(records.take(test))
+
+
+def split_fraction(records: Records, fraction: float) -> tuple[Records, Records]:
+    """(train, test) with round(fraction * n) records held out, at least one on each side."""
+    count = len(records)
+    if count < 2:
+        raise InvalidInput("records", count, "at least 2 are needed to hold a part out; give a test file instead")
+    return split(records, min(max(round(fraction * count), 1), count - 1))

@@ -1,0 +1,189 @@
+"""CSV and Parquet, encoded by a public schema: clamp, scale, one-hot. Nothing is learnt from the cells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.data import schema as schemas
+from dpfy.data.config import DataConfig
+from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
+from dpfy.data.files import DataFile, DataFolder
+from dpfy.data.schema import OTHER, Category, Label, Number, Schema
+
+Cells = Sequence[object]
+
+
+def from_config(config: DataConfig) -> DataSource:
+    """A table from the files and the schema that the configuration names."""
+    assert config.path is not None and config.schema is not None
+    schema = schemas.load(config.schema)
+    read = {"csv": read_csv, "parquet": read_parquet}[config.kind]
+
+    def part(path: str) -> Encoded:
+        file = DataFile.given(path)
+        return encode(read(file), schema, file.name)
+
+    test = None if config.test_path is None else part(config.test_path)
+    return assemble(part(config.path), test, config, len(schema.label.classes), f"a table of {len(schema.features)} columns")
+
+
+def adult(config: DataConfig) -> DataSource:
+    """UCI Adult (census income) from the data folder, by the packaged schema."""
+    schema = schemas.load("adult")
+    file = DataFolder.find(config.dir).file("adult", "adult.csv.gz", "adult.csv")
+    train = encode(read_csv(file), schema, file.name)
+    return assemble(train, None, config, len(schema.label.classes), "UCI Adult, census income")
+
+
+def read_csv(file: DataFile) -> dict[str, list[str]]:
+    """Columns by name from a comma-separated file with a header line."""
+    reader = csv.reader(io.StringIO(file.text(), newline=""), strict=True)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        _check_header(header, file)
+        rows = []
+        for number, row in enumerate(reader, start=1):
+            if len(row) != len(header):
+                raise Corrupt(file.name, f"row {number} has {len(row)} cells, the header has {len(header)}")
+            rows.append(row)
+    except csv.Error as error:
+        raise Corrupt(file.name, f"not a comma-separated table: {error}") from None
+    if not rows:
+        raise InvalidInput("data file", file.name, "must hold at least 1 row after the header")
+    return {name: [cell.strip() for cell in column] for name, column in zip(header, zip(*rows, strict=True), strict=True)}
+
+
+def read_parquet(file: DataFile) -> dict[str, list[object]]:
+    """Columns by name from a Parquet file."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise Unsupported("Parquet without pyarrow", "install it (pip install pyarrow) or give the table as CSV") from None
+    content = file.read()
+    if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
+        raise Corrupt(file.name, "not a Parquet file, or truncated")
+    try:
+        table = pyarrow.parquet.read_table(io.BytesIO(content))
+    except (pyarrow.ArrowException, OSError):
+        raise Corrupt(file.name, "the Parquet file is damaged") from None
+    _check_header(table.column_names, file)
+    if table.num_rows == 0:
+        raise InvalidInput("data file", file.name, "must hold at least 1 row")
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def encode(columns: dict[str, list[str]] | dict[str, list[object]], schema: Schema, name: str) -> Encoded:
+    """Features and labels by the schema.
+
+    Guarantees: each row is encoded by itself from public rules. A number outside its range is clamped, a category that is not
+    listed becomes all zeros; both are counted and neither changes the encoding of another row.
+    """
+    _check_columns(columns, schema, name)
+    blocks, clamped = [], 0
+    for column in schema.features:
+        encoder = _numbers if isinstance(column, Number) else _one_hot
+        block, outside = encoder(columns[column.name], column, schema.missing, name)  # type: ignore[arg-type, operator]
+        blocks.append(block)
+        clamped += outside
+    labels = _labels(columns[schema.label.name], schema.label, name)
+    features = torch.from_numpy(np.concatenate(blocks, axis=1))
+    return Encoded(labelled(features, torch.from_numpy(labels), len(schema.label.classes), name), clamped)
+
+
+def _check_header(header: Sequence[str], file: DataFile) -> None:
+    if not header:
+        raise InvalidInput("data file", file.name, "must begin with a line of column names")
+    for position, column in enumerate(header):
+        if column in header[:position]:
+            raise Corrupt(file.name, f"column {column!r} is there twice")
+
+
+def _check_columns(columns: dict[str, list[str]] | dict[str, list[object]], schema: Schema, name: str) -> None:
+    for column in sorted(schema.names - set(columns)):
+        raise InvalidInput(f"{name}: column", column, "is in the schema but not in the file")
+    for column in columns:
+        if column not in schema.names:
+            rule = "is in the file but not in the schema; describe it or set ignore = true"
+            raise InvalidInput(f"{name}: column", column, rule)
+
+
+def _is_missing(cell: object, markers: tuple[str, ...]) -> bool:
+    return cell is None or (isinstance(cell, str) and cell.strip() in markers)
+
+
+def _no_value(name: str, column: str, row: int) -> InvalidInput:
+    return InvalidInput(f"{name}: column {column}, row {row}", "no value", "give a public fill for the column in the schema")
+
+
+def _numbers(cells: Cells, column: Number, markers: tuple[str, ...], name: str) -> tuple[np.ndarray, int]:
+    low, high = column.range
+    bottom, top = column.transformed(low), column.transformed(high)
+    offset, span = (-1.0, 2.0) if column.scale == "symmetric" else (0.0, 1.0)
+    outside = 0
+    values = np.empty((len(cells), 1), dtype=np.float32)
+    for row, cell in enumerate(cells):
+        if _is_missing(cell, markers):
+            if column.fill is None:
+                raise _no_value(name, column.name, row + 1)
+            value = column.fill
+        else:
+            value = _number(cell, column.name, row + 1, name)
+        outside += not low <= value <= high
+        share = (column.transformed(min(max(value, low), high)) - bottom) / (top - bottom)
+        values[row, 0] = offset + span * share
+    return values, outside
+
+
+def _number(cell: object, column: str, row: int, name: str) -> float:
+    try:
+        if isinstance(cell, bool) or (isinstance(cell, str) and "_" in cell):
+            raise ValueError
+        value = float(cell)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{name}: column {column}, row {row}", "a cell that is no number", "must be a number") from None
+    if not math.isfinite(value):
+        raise InvalidInput(f"{name}: column {column}, row {row}", "NaN or infinity", "must be finite")
+    return value
+
+
+def _one_hot(cells: Cells, column: Category, markers: tuple[str, ...], name: str) -> tuple[np.ndarray, int]:
+    place = {word: position for position, word in enumerate(column.categories)}
+    outside = 0
+    values = np.zeros((len(cells), column.width), dtype=np.float32)
+    for row, cell in enumerate(cells):
+        word = _word(cell)
+        # A listed category wins over a marker of the same spelling: the schema may list "?" as a category of its own.
+        if word not in place and _is_missing(cell, markers):
+            if column.fill is None:
+                raise _no_value(name, column.name, row + 1)
+            word = column.fill
+        elif word not in place:
+            outside += 1
+            continue
+        if word in place or word != OTHER:
+            values[row, place[word]] = 1.0
+    return values, outside
+
+
+def _labels(cells: Cells, column: Label, name: str) -> np.ndarray:
+    place = {word: position for position, word in enumerate(column.classes)}
+    values = np.empty(len(cells), dtype=np.int64)
+    for row, cell in enumerate(cells):
+        answer = place.get(_word(cell))
+        if answer is None:
+            rule = f"must be one of the declared classes: {', '.join(column.classes)}"
+            raise InvalidInput(f"{name}: column {column.name}, row {row + 1}", "a label outside", rule)
+        values[row] = answer
+    return values
+
+
+def _word(cell: object) -> str:
+    return cell.strip() if isinstance(cell, str) else str(cell)
