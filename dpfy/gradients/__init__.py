@@ -1,0 +1,1 @@
+"""Batch to bounded sum: clip rules, layer rules, engines and the model checker."""

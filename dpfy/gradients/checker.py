@@ -1,0 +1,241 @@
+"""The model checker: refuses what would break per-example bounds, naming the module and the way out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from dpfy.core.errors import InvalidInput, Unsupported
+
+MOST_GROUPS = 32
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse, by reading the modules alone, what is known to mix examples or to learn statistics from them.
+
+    Guarantees: returns only if no module normalises over the batch, keeps running statistics of the data, or is still to be
+    initialised from data, and at least one parameter is trainable.
+    """
+    for name, module in model.named_modules():
+        where = f"{name or 'the model'} ({type(module).__name__})"
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin | _LazyNormBase) and module.has_uninitialized_params():
+            raise Unsupported(f"{where}: a lazy module", "run one public example through the model first")
+        if isinstance(module, _InstanceNorm):
+            if module.track_running_stats:
+                raise Unsupported(f"{where}: running statistics of private data", "set track_running_stats=False")
+        elif isinstance(module, _BatchNorm):
+            raise Unsupported(
+                f"{where}: normalisation over the batch makes every example depend on the others",
+                "use GroupNorm; dpfy.gradients.checker.convert_batchnorm(model) returns a converted copy",
+            )
+        for parameter_name, p in module.named_parameters(recurse=False):
+            if p.requires_grad and not p.is_floating_point():
+                raise Unsupported(f"{where}.{parameter_name}: parameter type {p.dtype}", "use real floating point parameters")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InvalidInput("model", type(model).__name__, "must have at least one parameter with requires_grad=True")
+
+
+def convert_batchnorm(model: nn.Module) -> nn.Module:
+    """A copy of `model` with every BatchNorm replaced by a GroupNorm of the same width; running statistics are dropped."""
+    converted = copy.deepcopy(model)
+    if isinstance(converted, _BatchNorm) and not isinstance(converted, _InstanceNorm):
+        return _group_norm(converted)
+    for parent in list(converted.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BatchNorm) and not isinstance(child, _InstanceNorm):
+                setattr(parent, name, _group_norm(child))
+    return converted
+
+
+def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
+    """GroupNorm with the largest number of groups, at most 32, that divides the channels."""
+    channels = norm.num_features
+    groups = max(k for k in range(1, min(MOST_GROUPS, channels) + 1) if channels % k == 0)
+    made = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
+    if norm.affine:
+        made.weight, made.bias = norm.weight, norm.bias
+    return made.train(norm.training)
+
+
+def probe_mixing(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Run the model on changed copies of `inputs` and refuse it if one example's output depends on another example.
+
+    In train mode, with the random state restored: no buffer may change during forward, the same input must give the same output,
+    and changing row j must not change row i of the output. Everything is restored before returning.
+
+    Guarantees: raises :class:`Unsupported` naming the first module whose rows mix. The inputs are the only data read; use random
+    or public ones.
+    """
+    batch = len(inputs[0])
+    if batch < 2:
+        raise InvalidInput("inputs", f"batch of {batch}", "must hold at least two examples to probe for mixing")
+    with _restored(model):
+        model.train()
+        base = _watched(model, inputs, batch)
+        for i, rows in enumerate((slice(0, 1), slice(batch - 1, batch))):
+            changed = tuple(_changed(x, rows, batch, seed=i) for x in inputs)
+            _compare(model, base, _watched(model, changed, batch), rows, batch)
+
+
+@dataclass
+class _Run:
+    """Outputs in the order the modules finished: (path, tensor whose first dimension is the batch)."""
+
+    outputs: list[tuple[str, Tensor]] = field(default_factory=list)
+    final: list[Tensor] = field(default_factory=list)
+
+
+def _watched(model: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> _Run:
+    run, handles = _Run(), []
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_hook(_recorder(run, name, batch)))
+    before = {name: b.detach().clone() for name, b in model.named_buffers()}
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+            torch.manual_seed(0)
+            run.final = [t for t in _tensors(model(*inputs)) if t.is_floating_point()]
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, b in model.named_buffers():
+        if name not in before or not torch.equal(torch.nan_to_num(before[name]), torch.nan_to_num(b)):
+            raise Unsupported(f"{name}: a buffer that changes in training", "it would carry data without noise: remove or freeze it")
+    return run
+
+
+def _recorder(run: _Run, name: str, batch: int) -> Callable[[nn.Module, tuple[object, ...], object], None]:
+    def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        for t in _tensors(output):
+            if t.is_floating_point() and t.dim() and len(t) == batch:
+                run.outputs.append((f"{name or 'the model'} ({type(module).__name__})", t.detach().clone()))
+
+    return hook
+
+
+def _compare(model: nn.Module, base: _Run, other: _Run, rows: slice, batch: int) -> None:
+    """Refuse if a row outside `rows` differs in the final output; name the first module where it does."""
+    for t in base.final:
+        if not t.dim() or len(t) != batch:
+            rule = f"must return tensors whose first dimension is the batch ({batch}): one output per example"
+            raise InvalidInput("model output", f"shape {list(t.shape)}", rule)
+    if not any(_mixed(a, b, rows) for a, b in zip(base.final, other.final, strict=True)):
+        return
+    pairs = zip(base.outputs, other.outputs, strict=False)
+    guilty = next((name for (name, a), (_, b) in pairs if _mixed(a, b, rows)), "the model")
+    raise Unsupported(
+        f"{guilty}: mixing examples of a batch (changing one row of the input changed other rows)",
+        "make every example's output depend on that example alone (GroupNorm or LayerNorm instead of batch statistics)",
+    )
+
+
+def _mixed(a: Tensor, b: Tensor, rows: slice) -> bool:
+    if a.shape != b.shape:
+        return True
+    keep = torch.ones(len(a), dtype=torch.bool, device=a.device)
+    keep[rows] = False
+    left, right = a[keep].double(), b[keep].double()
+    size = left.abs().amax().clamp(min=1e-30) if left.numel() else left.new_ones(())
+    return bool(((left - right).abs() > 1e3 * torch.finfo(a.dtype).eps * size).any())
+
+
+def _changed(x: Tensor, rows: slice, batch: int, seed: int) -> Tensor:
+    """`x` with `rows` replaced: floats by fresh noise of larger size, integers by another row or a rolled one."""
+    if not x.dim() or len(x) != batch:
+        return x
+    generator = torch.Generator().manual_seed(seed)
+    y = x.clone()
+    if x.is_floating_point():
+        spread = x.detach().abs().mean().clamp(min=1.0).item()
+        y[rows] = (3 * spread * torch.randn(x[rows].shape, generator=generator)).to(x)
+    else:
+        y[rows] = x[rows].roll(1, -1) if x.dim() > 1 else x.roll(1, 0)[rows]
+        if torch.equal(y, x):
+            y[rows] = x.amin() if not torch.equal(x[rows], x.amin().expand_as(x[rows])) else x.amax()
+    return y
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for v in value.values():
+            yield from _tensors(v)
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _tensors(v)
+
+
+@contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Put modes and buffers back, whatever happens."""
+    modes = {m: m.training for m in model.modules()}
+    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    try:
+        yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
+        with torch.no_grad():
+            for name, b in model.named_buffers():
+                if name in buffers:
+                    b.copy_(buffers[name])
+
+
+class LossProbe:
+    """Checks, once, in a user's own loop, that each loss depends on its own example alone.
+
+    Attach it to the model before the first forward; call :meth:`check` with the losses of the first batch; it removes itself.
+    The check looks through autograd at the first floating point tensor of the batch that the losses depend on: the input of the
+    model where that is floating point, else the first activation whose first dimension is the batch.
+
+    Guarantees: raises :class:`Unsupported` if the gradient of a combination of losses at row j is not that of loss j alone.
+    """
+
+    TOLERANCE = 1e-3
+
+    def __init__(self, model: nn.Module) -> None:
+        self._watch: list[Tensor] = []
+        self._handles = [m.register_forward_hook(self._see) for m in model.modules()]
+        self._handles.append(model.register_forward_pre_hook(self._enter, with_kwargs=True))
+
+    def _enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._watch.clear()
+
+    def _see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        self._watch += [t for t in _tensors(output) if t.is_floating_point() and t.requires_grad and t.dim()]
+
+    def close(self) -> None:
+        """Remove the hooks. Calling it twice does no harm."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._watch = [], []
+
+    def check(self, losses: Tensor) -> None:
+        """Raise if the losses mix examples; then remove the probe. The graph of `losses` stays usable."""
+        batch = len(losses)
+        watched = [t for t in self._watch if len(t) == batch]
+        self.close()
+        if batch < 2 or not watched:
+            return
+        weights = torch.linspace(0.5, 2.0, batch, dtype=losses.dtype, device=losses.device)
+        plain = torch.autograd.grad(losses, watched, torch.ones_like(losses), retain_graph=True, allow_unused=True)
+        tilted = torch.autograd.grad(losses, watched, weights, retain_graph=True, allow_unused=True)
+        for a, b in zip(plain, tilted, strict=True):
+            if a is None or b is None:
+                continue
+            rows = a.flatten(1).double()
+            gap = (b.flatten(1).double() - weights.double()[:, None] * rows).norm(dim=1)
+            tolerance = max(self.TOLERANCE, 64 * torch.finfo(a.dtype).eps)
+            if bool((gap > tolerance * rows.norm(dim=1).nan_to_num().amax()).any()):
+                raise Unsupported(
+                    "losses that mix examples (the loss of one example depends on another example)",
+                    "return one loss per unit computed from that unit alone; no batch statistics, no contrast between examples",
+                )

@@ -1,0 +1,111 @@
+"""The contract of every engine: per-unit losses in, bounded sum of gradients out.
+
+The answer is fixed by the clip rule; an engine changes only speed and memory.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.core.errors import InvalidInput
+from dpfy.core.values import Bounded
+from dpfy.gradients.clip import Clip
+
+Grads = dict[str, Tensor]
+"""Parameter name to tensor, trainable parameters only, names as in ``model.named_parameters()``, shared parameters once."""
+
+
+class Engine(Protocol):
+    """Turns a vector of per-unit losses into a sum of clipped per-unit gradients.
+
+    Guarantees, backed by ``tests/contracts/test_engines.py``:
+        each unit adds at most ``clip.bound`` to the sum; a unit whose gradient is not finite, or whose mask is False, adds
+        exactly zero; the ``.grad`` fields, the class and the ``state_dict`` of the user's model are never touched.
+    """
+
+    name: str
+
+    def attach(self, model: nn.Module) -> None:
+        """Prepare `model`; raise :class:`Unsupported` with the way out if it has what the engine cannot do."""
+        ...
+
+    def detach(self) -> None:
+        """Remove every hook and every trace from the model. Calling it twice does no harm."""
+        ...
+
+    def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
+        """Sum of clipped gradients of `losses` (shape [batch], one per unit, graph attached) over the units kept by `mask`."""
+        ...
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name to parameter for the parameters that want a gradient; a shared parameter appears once, under its first name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def checked(losses: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Refuse what is not one loss per unit; return the mask as bool on the losses' device.
+
+    A reduced (scalar) loss has no per-unit gradients any more, so there is no bound to give it.
+    """
+    if losses.dim() != 1:
+        rule = "must hold one loss per unit, shape [batch]: use reduction='none' and average over the other dimensions"
+        raise InvalidInput("losses", f"shape {list(losses.shape)}", rule)
+    if not losses.is_floating_point():
+        raise InvalidInput("losses", losses.dtype, "must be floating point")
+    if len(losses) and not losses.requires_grad:
+        raise InvalidInput("losses", "a tensor without a graph", "must come from the model with gradients enabled")
+    if mask is None:
+        return None
+    if mask.shape != losses.shape:
+        raise InvalidInput("mask", f"shape {list(mask.shape)}", f"must have one entry per loss, shape {list(losses.shape)}")
+    return mask.to(device=losses.device, dtype=torch.bool)
+
+
+def group_rows(clip: Clip, names: list[str]) -> list[list[int]]:
+    """The positions in `names` of each clip group, one list a group."""
+    indices = clip.groups(names)
+    rows: list[list[int]] = [[] for _ in range(max(indices, default=0) + 1)]
+    for position, group in enumerate(indices):
+        rows[group].append(position)
+    return rows
+
+
+def norm_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Norms are accumulated in float64 for float64 models and in float32 for everything narrower."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tensor | None) -> list[Tensor]:
+    """Clip materialised per-unit gradients (each of shape [units, *parameter]) and sum them over the units.
+
+    Guarantees: units that are masked out or not finite add exactly zero, whatever their tensors hold.
+    """
+    rows = group_rows(clip, names)
+    wide = norm_dtype(per_unit[0].dtype)
+    squares = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=wide).square() for g in per_unit]
+    squared_norms = torch.stack([torch.stack([squares[i] for i in members]).sum(0) for members in rows])
+    scale = silence(clip.scale(squared_norms), squared_norms, mask)
+    sums: list[Tensor] = [torch.empty(0)] * len(per_unit)
+    for members, multiplier in zip(rows, scale, strict=True):
+        keep = multiplier > 0
+        for i in members:
+            clean = torch.where(keep.view(-1, *[1] * (per_unit[i].dim() - 1)), per_unit[i], 0.0)
+            sums[i] = torch.tensordot(multiplier.to(clean.dtype), clean, dims=1)
+    return sums
+
+
+def silence(scale: Tensor, squared_norms: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero the multipliers of masked units, and in every group those of a unit with any non-finite group."""
+    dead = ~squared_norms.isfinite().all(0)
+    if mask is not None:
+        dead = dead | ~mask
+    return scale.masked_fill(dead, 0.0)
+
+
+def zeros(params: dict[str, nn.Parameter]) -> Grads:
+    """The sum over no units."""
+    return {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name, p in params.items()}
