@@ -6,6 +6,7 @@ Every pattern is frozen data. A sampler that cannot keep the promise must not ha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Union
 
 from dpfy.core import check
 
@@ -20,5 +21,70 @@ class Poisson:
         object.__setattr__(self, "rate", check.rate("participation.rate", self.rate))
 
 
-Participation = Poisson
+@dataclass(frozen=True)
+class SinglePass:
+    """Each unit takes part at most once, at a step that nobody needs to hide."""
+
+
+@dataclass(frozen=True)
+class FixedOrder:
+    """The same order in every epoch: a unit takes part at steps s, s + steps_per_epoch, ..., at most `epochs` times."""
+
+    steps_per_epoch: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.steps_per_epoch", self.steps_per_epoch)
+        check.integer("participation.epochs", self.epochs)
+
+
+@dataclass(frozen=True)
+class Reshuffled:
+    """Once in every epoch, in a place that may differ from epoch to epoch: two participations may be one step apart."""
+
+    steps_per_epoch: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.steps_per_epoch", self.steps_per_epoch)
+        check.integer("participation.epochs", self.epochs)
+
+
+@dataclass(frozen=True)
+class Separated:
+    """Two participations of a unit are at least `separation` steps apart, and there are at most `most` of them."""
+
+    separation: int
+    most: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.separation", self.separation)
+        check.integer("participation.most", self.most)
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Units live in `cycle` fixed blocks; step t takes each unit of block t mod `cycle` independently with probability `rate`."""
+
+    rate: float
+    cycle: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", check.rate("participation.rate", self.rate))
+        check.integer("participation.cycle", self.cycle)
+
+
+@dataclass(frozen=True)
+class BallsInBins:
+    """Each unit falls once, secretly and uniformly, into one of `bins` bins; bin s is the batch of steps s, s + bins, ... ."""
+
+    bins: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.bins", self.bins)
+        check.integer("participation.epochs", self.epochs)
+
+
+Participation = Union[Poisson, SinglePass, FixedOrder, Reshuffled, Separated, CyclicPoisson, BallsInBins]
 """The union of all patterns; grows with the samplers."""
