@@ -82,6 +82,13 @@ class RenyiFilter:
         return [(favourite, half), *((order, half / len(GRID)) for order in GRID)]
 
 
+def from_json(terms: dict[str, Any]) -> RenyiFilter:
+    """The filter that `RenyiFilter.to_json` wrote."""
+    check.one_of("budget.kind", terms.get("kind"), [RenyiFilter.kind])
+    check.known_keys("budget", terms, ("kind", "epsilon", "delta"))
+    return RenyiFilter(terms["epsilon"], terms["delta"])
+
+
 def budget(order: float, epsilon: float, delta: float) -> float:
     """The Rényi divergence at `order` that still implies (epsilon, delta); negative if none does.
 
