@@ -9,7 +9,8 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, checked, clipped_sum, trainable, zeros
-from dpfy.gradients.loop import attached, dense
+from dpfy.gradients.loop import alone_where_needed, attached, dense, forget
+from dpfy.gradients.replay import Replay
 
 CHUNK_ELEMENTS = 2**26
 """How many per-example gradient elements may exist at once."""
@@ -25,18 +26,22 @@ class BatchedEngine:
 
     def __init__(self, chunk_elements: int = CHUNK_ELEMENTS) -> None:
         self._params: dict[str, nn.Parameter] | None = None
+        self._replay: Replay | None = None
         self._chunk_elements = chunk_elements
 
     def attach(self, model: nn.Module) -> None:
-        """Remember the trainable parameters. Nothing is installed on the model."""
+        """Remember the trainable parameters, and watch the model's calls."""
+        self.detach()
         for name, module in model.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise Unsupported(f"{name or type(module).__name__}: sparse=True in the batched engine", "set sparse=False")
-        self._params = trainable(model)
+        self._params, self._replay = trainable(model), Replay(model)
 
     def detach(self) -> None:
-        """Forget the model."""
-        self._params = None
+        """Remove the hooks and forget the model."""
+        if self._replay is not None:
+            self._replay.close()
+        self._params = self._replay = None
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """See :class:`dpfy.gradients.engine.Engine`."""
@@ -47,10 +52,11 @@ class BatchedEngine:
             return Bounded(total, clip.bound)
         names, tensors = list(params), list(params.values())
         for rows in chunks(len(losses), sum(p.numel() for p in tensors), self._chunk_elements):
-            per_unit = per_example(losses, tensors, rows)
+            per_unit = alone_where_needed(self._replay, losses, rows, tensors, per_example(losses, tensors, rows))
             part = clipped_sum(per_unit, names, clip, None if mask is None else mask[rows])
             for name, g in zip(names, part, strict=True):
                 total[name].add_(g)
+        forget(self._replay)
         return Bounded(total, clip.bound)
 
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.gradients.structure import tensors_in
 
 MOST_GROUPS = 32
 
@@ -25,7 +27,7 @@ def check_model(model: nn.Module) -> None:
     """
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
-        if isinstance(module, nn.modules.lazy.LazyModuleMixin | _LazyNormBase) and module.has_uninitialized_params():
+        if any(is_lazy(p) for p in (*module._parameters.values(), *module._buffers.values())):
             raise Unsupported(f"{where}: a lazy module", "run one public example through the model first")
         if isinstance(module, _InstanceNorm):
             if module.track_running_stats:
@@ -35,6 +37,11 @@ def check_model(model: nn.Module) -> None:
                 f"{where}: normalisation over the batch makes every example depend on the others",
                 "use GroupNorm; dpfy.gradients.checker.convert_batchnorm(model) returns a converted copy",
             )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            if module.scale_grad_by_freq:
+                raise Unsupported(f"{where}: scale_grad_by_freq counts over the whole batch", "set scale_grad_by_freq=False")
+            if module.max_norm is not None:
+                raise Unsupported(f"{where}: max_norm rewrites the table without noise", "set max_norm=None")
         for parameter_name, p in module.named_parameters(recurse=False):
             if p.requires_grad and not p.is_floating_point():
                 raise Unsupported(f"{where}.{parameter_name}: parameter type {p.dtype}", "use real floating point parameters")
@@ -101,7 +108,7 @@ def _watched(model: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> _Run:
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
             torch.manual_seed(0)
-            run.final = [t for t in _tensors(model(*inputs)) if t.is_floating_point()]
+            run.final = [t for t in tensors_in(model(*inputs)) if t.is_floating_point()]
     finally:
         for handle in handles:
             handle.remove()
@@ -113,7 +120,7 @@ def _watched(model: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> _Run:
 
 def _recorder(run: _Run, name: str, batch: int) -> Callable[[nn.Module, tuple[object, ...], object], None]:
     def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        for t in _tensors(output):
+        for t in tensors_in(output):
             if t.is_floating_point() and t.dim() and len(t) == batch:
                 run.outputs.append((f"{name or 'the model'} ({type(module).__name__})", t.detach().clone()))
 
@@ -162,17 +169,6 @@ def _changed(x: Tensor, rows: slice, batch: int, seed: int) -> Tensor:
     return y
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for v in value.values():
-            yield from _tensors(v)
-    elif isinstance(value, list | tuple):
-        for v in value:
-            yield from _tensors(v)
-
-
 @contextmanager
 def _restored(model: nn.Module) -> Iterator[None]:
     """Put modes and buffers back, whatever happens."""
@@ -210,7 +206,7 @@ class LossProbe:
         self._watch.clear()
 
     def _see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        self._watch += [t for t in _tensors(output) if t.is_floating_point() and t.requires_grad and t.dim()]
+        self._watch += [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad and t.dim()]
 
     def close(self) -> None:
         """Remove the hooks. Calling it twice does no harm."""

@@ -79,6 +79,18 @@ def norm_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+NARROW_MARGIN = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
+"""Extra inflation of norms for gradients that are scaled and summed in a narrow type: every such rounding may lengthen them."""
+
+
+def cautious(squared_norms: Tensor, dtype: torch.dtype) -> Tensor:
+    """Squared norms inflated by what arithmetic in `dtype` may still add to a contribution after its norm was taken."""
+    margin = NARROW_MARGIN.get(dtype, 0.0)
+    if dtype == torch.float32 and squared_norms.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        margin = 2.0**-9
+    return squared_norms * (1.0 + margin) ** 2 if margin else squared_norms
+
+
 def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tensor | None) -> list[Tensor]:
     """Clip materialised per-unit gradients (each of shape [units, *parameter]) and sum them over the units.
 
@@ -88,6 +100,7 @@ def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tens
     wide = norm_dtype(per_unit[0].dtype)
     squares = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=wide).square() for g in per_unit]
     squared_norms = torch.stack([torch.stack([squares[i] for i in members]).sum(0) for members in rows])
+    squared_norms = cautious(squared_norms, max((g.dtype for g in per_unit), key=lambda d: torch.finfo(d).eps))
     scale = silence(clip.scale(squared_norms), squared_norms, mask)
     sums: list[Tensor] = [torch.empty(0)] * len(per_unit)
     for members, multiplier in zip(rows, scale, strict=True):
@@ -104,6 +117,11 @@ def silence(scale: Tensor, squared_norms: Tensor, mask: Tensor | None) -> Tensor
     if mask is not None:
         dead = dead | ~mask
     return scale.masked_fill(dead, 0.0)
+
+
+def narrowest(params: dict[str, nn.Parameter]) -> torch.dtype:
+    """The least precise dtype among the parameters."""
+    return max((p.dtype for p in params.values()), key=lambda d: torch.finfo(d).eps)
 
 
 def zeros(params: dict[str, nn.Parameter]) -> Grads:

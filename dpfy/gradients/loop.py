@@ -9,6 +9,7 @@ from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, checked, clipped_sum, trainable, zeros
+from dpfy.gradients.replay import Replay
 
 
 class LoopEngine:
@@ -18,29 +19,56 @@ class LoopEngine:
 
     def __init__(self) -> None:
         self._params: dict[str, nn.Parameter] | None = None
+        self._replay: Replay | None = None
 
     def attach(self, model: nn.Module) -> None:
-        """Remember the trainable parameters. Nothing is installed on the model."""
-        self._params = trainable(model)
+        """Remember the trainable parameters, and watch the model's calls."""
+        self.detach()
+        self._params, self._replay = trainable(model), Replay(model)
 
     def detach(self) -> None:
-        """Forget the model."""
-        self._params = None
+        """Remove the hooks and forget the model."""
+        if self._replay is not None:
+            self._replay.close()
+        self._params = self._replay = None
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """See :class:`dpfy.gradients.engine.Engine`."""
         params = attached(self._params)
         mask = checked(losses, mask)
         total = zeros(params)
-        names, tensors = list(params), list(params.values())
-        for i in range(len(losses) if tensors else 0):
-            if mask is not None and not mask[i]:
-                continue
-            grads = torch.autograd.grad(losses[i], tensors, retain_graph=True, allow_unused=True)
-            one = [(torch.zeros_like(p) if g is None else dense(g))[None] for p, g in zip(tensors, grads, strict=True)]
-            for name, g in zip(names, clipped_sum(one, names, clip, None), strict=True):
-                total[name].add_(g)
+        names = list(params)
+        for i in range(len(losses) if params else 0):
+            if mask is None or mask[i]:
+                for name, g in zip(names, clipped_sum(self._one(losses, i, list(params.values())), names, clip, None), strict=True):
+                    total[name].add_(g)
+        forget(self._replay)
         return Bounded(total, clip.bound)
+
+    def _one(self, losses: Tensor, i: int, params: list[nn.Parameter]) -> list[Tensor]:
+        """The gradient of one loss, as lists of one row."""
+        grads = torch.autograd.grad(losses[i], params, retain_graph=True, allow_unused=True)
+        rows = [(torch.zeros_like(p) if g is None else dense(g))[None] for p, g in zip(params, grads, strict=True)]
+        return alone_where_needed(self._replay, losses, slice(i, i + 1), params, rows)
+
+
+def alone_where_needed(
+    replay: Replay | None, losses: Tensor, rows: slice, params: list[nn.Parameter], grads: list[Tensor]
+) -> list[Tensor]:
+    """`grads` ([rows, *parameter] each), where the examples that are not finite were run again by themselves."""
+    finite = torch.stack([g.flatten(1).isfinite().all(1) for g in grads]).all(0)
+    if bool(finite.all()) or len(losses) == 1 or replay is None:
+        return grads
+    for k in torch.nonzero(~finite).flatten().tolist():
+        for g, again in zip(grads, replay.alone(losses, rows.start + k, params), strict=True):
+            g[k] = again
+    return grads
+
+
+def forget(replay: Replay | None) -> None:
+    """The calls before a bounded sum do not belong to the next one."""
+    if replay is not None:
+        replay.calls.clear()
 
 
 def dense(grad: Tensor) -> Tensor:

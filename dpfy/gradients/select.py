@@ -6,10 +6,12 @@ from torch import nn
 
 from dpfy.core import check
 from dpfy.gradients.batched import BatchedEngine
+from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engine import Engine
+from dpfy.gradients.layers import row_for
 from dpfy.gradients.loop import LoopEngine
 
-ENGINES: dict[str, type] = {"loop": LoopEngine, "batched": BatchedEngine}
+ENGINES: dict[str, type] = {"loop": LoopEngine, "batched": BatchedEngine, "bookkeeping": BookkeepingEngine}
 
 
 def choose(model: nn.Module, name: str = "auto") -> tuple[Engine, str]:
@@ -17,4 +19,17 @@ def choose(model: nn.Module, name: str = "auto") -> tuple[Engine, str]:
     check.one_of("engine", name, ["auto", *ENGINES])
     if name != "auto":
         return ENGINES[name](), f"engine {name}: asked for"
-    return BatchedEngine(), "engine batched: works for any differentiable model"
+    own, covered, strange = 0, 0, []
+    for path, module in model.named_modules():
+        count = sum(p.numel() for p in module.parameters(recurse=False) if p.requires_grad)
+        own += count
+        if row_for(module) is not None:
+            covered += count
+        elif count:
+            strange.append(f"{path or 'the model'} ({type(module).__name__})")
+    if not covered:
+        return BatchedEngine(), "engine batched: no layer of the model has a faster rule"
+    if not strange:
+        return BookkeepingEngine(), "engine bookkeeping: every layer of the model has a rule"
+    shown = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+    return BookkeepingEngine(), f"engine bookkeeping: rules for {covered} of {own} parameters; the batched route for {shown}"

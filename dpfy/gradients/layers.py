@@ -1,0 +1,234 @@
+"""One table row per layer type: how the layer runs with constant weights, and how it explains its output gradient.
+
+A row computes what the layer computes, but with its parameters detached, and puts a tap on the result. Whatever gradient still
+reaches a parameter through autograd was therefore not explained by any row, and the engine handles it by another route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpfy.gradients.contribution import Contribution, Convolution, Direct, Geometry, Outer, Rows
+from dpfy.gradients.tape import Site, Tape
+
+Found = list[tuple[Tensor, Contribution]]
+View = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one layer type runs under the tape. `fits` says whether this very module can be explained."""
+
+    run: Callable[..., Tensor]
+    fits: Callable[[Any], bool] = lambda module: True
+
+
+def constant(p: Tensor | None) -> Tensor | None:
+    """The parameter's value, outside of autograd."""
+    return None if p is None else p.detach()
+
+
+def wanted(found: list[tuple[Tensor | None, Callable[[], Contribution]]]) -> Found:
+    """The contributions of the parameters that exist and are trainable, computed only for them."""
+    return [(p, make()) for p, make in found if p is not None and p.requires_grad]
+
+
+def as_positions(t: Tensor) -> Tensor:
+    """[batch, ..., features] to [batch, positions, features]."""
+    return t.unsqueeze(1) if t.dim() == 2 else t.flatten(1, -2)
+
+
+def total(t: Tensor, keep: int) -> Tensor:
+    """Sum [batch, ..., *last `keep` dimensions] over everything between, in float32 or wider."""
+    middle = list(range(1, t.dim() - keep))
+    dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
+    return t.sum(middle, dtype=dtype) if middle else t
+
+
+def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    """y = x W' + b, tapped on its two-dimensional form, so that a user's in-place operation on y stays legal."""
+    y = F.linear(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), module.weight.detach(), constant(module.bias))
+    shape = torch.Size((*x.shape[:-1], y.shape[-1]))
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        return outer_parts(module.weight, module.bias, view(g), view(saved[0]))
+
+    return tape.tap(y, site, explain, (x,), shape).view(shape)
+
+
+def outer_parts(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
+    """Contributions of y = a W' + b."""
+    g, a = as_positions(g), as_positions(a)
+    return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Direct(total(g, 1)))])
+
+
+def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -> Tensor:
+    """Rows of the table; the padding row gets no gradient."""
+    y = F.embedding(index, module.weight.detach())
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        grads, where = view(g), view(saved[0])
+        where = where.reshape(len(where), -1)
+        grads = grads.reshape(*where.shape, -1)
+        if module.padding_idx is not None:
+            grads = grads.masked_fill((where == module.padding_idx)[..., None], 0.0)
+        return wanted([(module.weight, lambda: Rows(where, grads, module.num_embeddings))])
+
+    return tape.tap(y, site, explain, (index,))
+
+
+def fits_embedding(module: nn.Embedding) -> bool:
+    """`max_norm` rewrites the table in forward; frequencies mix examples."""
+    return module.max_norm is None and not module.scale_grad_by_freq
+
+
+def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    """LayerNorm with its statistics kept for the gradient of the scale."""
+    shape, keep = list(module.normalized_shape), len(module.normalized_shape)
+    y, mean, rstd = torch.native_layer_norm(x, shape, constant(module.weight), constant(module.bias), module.eps)
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        a, m, r = saved
+        return wanted(
+            [
+                (module.weight, lambda: Direct(total(view(g * ((a - m) * r)), keep))),
+                (module.bias, lambda: Direct(total(view(g), keep))),
+            ]
+        )
+
+    return tape.tap(y, site, explain, (x, mean, rstd))
+
+
+def run_rms_norm(module: nn.RMSNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    """RMSNorm; the normalised input is computed again for the gradient of the scale."""
+    shape, keep = list(module.normalized_shape), len(module.normalized_shape)
+    y = F.rms_norm(x, shape, module.weight.detach(), module.eps)
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        return wanted([(module.weight, lambda: Direct(total(view(g * F.rms_norm(saved[0], shape, None, module.eps)), keep)))])
+
+    return tape.tap(y, site, explain, (x,))
+
+
+def has_scale(module: Any) -> bool:
+    """Whether a normalisation layer has parameters at all."""
+    return module.weight is not None
+
+
+def run_group_norm(module: nn.GroupNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    """GroupNorm with its statistics kept."""
+    return _grouped(module, module.num_groups, tape, site, x)
+
+
+def run_instance_norm(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    """InstanceNorm is GroupNorm with one channel a group."""
+    if x.dim() == module._get_no_batch_dim():
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
+    return _grouped(module, module.num_features, tape, site, x)
+
+
+def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    many, channels = x.shape[:2]
+    space = x[0, 0].numel() if many else 1
+    weight, bias = constant(module.weight), constant(module.bias)
+    y, mean, rstd = torch.native_group_norm(x.contiguous(), weight, bias, many, channels, space, groups, module.eps)
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        a, m, r = saved
+        sums = total_space(g)
+
+        def scale() -> Contribution:
+            each = channels // groups
+            centred = total_space(g * a) - sums * m.repeat_interleave(each, 1)
+            return Direct(total(view(centred * r.repeat_interleave(each, 1)), 1))
+
+        return wanted([(module.weight, scale), (module.bias, lambda: Direct(total(view(sums), 1)))])
+
+    return tape.tap(y, site, explain, (x, mean, rstd))
+
+
+def total_space(t: Tensor) -> Tensor:
+    """[many, channels, *space] to [many, channels] sums, in float32 or wider."""
+    dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
+    return t.flatten(2).sum(2, dtype=dtype) if t.dim() > 2 else t.to(dtype)
+
+
+def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    """Convolution of any dimension; padding that is not plain zeros is applied first, as the layer itself does."""
+    if x.dim() != len(module.kernel_size) + 2:
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
+    a, padding = padded(module, x)
+    how = Geometry(module.stride, padding, module.dilation, module.groups)
+    zero = [0] * len(padding)
+    y = torch.convolution(a, module.weight.detach(), constant(module.bias), how.stride, padding, how.dilation, False, zero, how.groups)
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        return convolution_parts(module, how, view(g), view(saved[0]))
+
+    return tape.tap(y, site, explain, (a,))
+
+
+def convolution_parts(module: Any, how: Geometry, g: Tensor, a: Tensor) -> Found:
+    """Contributions of a convolution whose tensors have the examples in front, and images of one example behind them."""
+    images = 1
+    if g.dim() > len(how.stride) + 2:
+        images = g.shape[1]
+        g, a = g.flatten(0, 1), a.flatten(0, 1)
+
+    def bias() -> Contribution:
+        sums = total_space(g)
+        return Direct(sums if images == 1 else sums.unflatten(0, (-1, images)).sum(1))
+
+    weight = module.weight
+    return wanted([(weight, lambda: Convolution(a.to(g.dtype), g, weight.detach().to(g.dtype), how, images)), (module.bias, bias)])
+
+
+def padded(module: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The input after explicit padding, and the zero padding left to the convolution."""
+    none = (0,) * len(module.kernel_size)
+    if module.padding_mode != "zeros":
+        return F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode), none
+    if module.padding == "valid":
+        return x, none
+    if module.padding == "same":
+        return F.pad(x, module._reversed_padding_repeated_twice), none
+    return x, tuple(module.padding)
+
+
+LAYERS: dict[type, Row] = {
+    nn.Linear: Row(run_linear),
+    nn.Embedding: Row(run_embedding, fits_embedding),
+    nn.LayerNorm: Row(run_layer_norm, has_scale),
+    nn.RMSNorm: Row(run_rms_norm, has_scale),
+    nn.GroupNorm: Row(run_group_norm, has_scale),
+    nn.InstanceNorm1d: Row(run_instance_norm, has_scale),
+    nn.InstanceNorm2d: Row(run_instance_norm, has_scale),
+    nn.InstanceNorm3d: Row(run_instance_norm, has_scale),
+    nn.Conv1d: Row(run_convolution),
+    nn.Conv2d: Row(run_convolution),
+    nn.Conv3d: Row(run_convolution),
+}
+"""Layer type to its row. A subclass counts only if it runs the very forward of the type in the table."""
+
+
+def row_for(module: nn.Module) -> Row | None:
+    """The row of `module`, or None if nothing here explains it."""
+    for kind in type(module).__mro__:
+        row = LAYERS.get(kind)
+        if row is not None:
+            same = type(module).forward is kind.forward and "forward" not in vars(module)  # type: ignore[attr-defined]
+            return row if same and plain_parameters(module) and row.fits(module) else None
+    return None
+
+
+def plain_parameters(module: nn.Module) -> bool:
+    """Whether weight and bias are the module's own parameters: not computed by a parametrization, and nothing beside them."""
+    names = {name for name, p in module._parameters.items() if p is not None}
+    read = {name for name in ("weight", "bias") if getattr(module, name, None) is not None}
+    return names == read

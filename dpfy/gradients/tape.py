@@ -1,0 +1,168 @@
+"""The tape: what every use of every supported layer reports during one backward pass, and how the batch lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.core.errors import DpfyError, Unsupported
+from dpfy.gradients.contribution import Contribution
+
+PROBE_TOLERANCE = 1e-3
+
+Explain = Callable[[Tensor, tuple[Tensor, ...], Callable[[Tensor], Tensor]], list[tuple[Tensor, Contribution]]]
+"""(output gradient, saved tensors, rows-first view) to the contributions of the layer's parameters."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the examples are in a tensor: how to bring them to the front."""
+
+    name: str
+    fits: Callable[[Tensor, int], bool]
+    rows_first: Callable[[Tensor, int], Tensor]
+
+
+LAYOUTS = (
+    Layout("first dimension", lambda t, b: len(t) == b, lambda t, b: t),
+    Layout("second dimension", lambda t, b: t.dim() > 1 and t.shape[1] == b, lambda t, b: t.transpose(0, 1)),
+    Layout(
+        "folded into the first dimension, example by example",
+        lambda t, b: len(t) > b and len(t) % b == 0,
+        lambda t, b: t.unflatten(0, (b, -1)),
+    ),
+    Layout(
+        "folded into the first dimension, position by position",
+        lambda t, b: len(t) > b and len(t) % b == 0,
+        lambda t, b: t.unflatten(0, (-1, b)).transpose(0, 1),
+    ),
+)
+
+
+@dataclass(eq=False)
+class Site:
+    """One patched module: its name, how it explains its output gradient, and the layout once it is known."""
+
+    name: str
+    module: nn.Module
+    layout: Layout | None = None
+    settled: bool = False
+
+
+@dataclass
+class Report:
+    """One use of a site in one backward pass."""
+
+    site: Site
+    grad: Tensor
+    saved: tuple[Tensor, ...]
+    explain: Explain
+
+
+@dataclass
+class Tape:
+    """Collects reports while `recording`. The anchor is a leaf that every tap hangs on, so that one backward reaches all of them."""
+
+    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
+    recording: bool = False
+    passive: bool = False
+    unsettled: bool = False
+    receive: Callable[[Report], None] = lambda report: None
+
+    @contextmanager
+    def into(self, receive: Callable[[Report], None]) -> Iterator[None]:
+        """Send every report of the backward passes inside to `receive`."""
+        self.recording, self.receive = True, receive
+        try:
+            yield
+        finally:
+            self.recording, self.receive = False, lambda report: None
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Let gradients pass without reports."""
+        self.passive = True
+        try:
+            yield
+        finally:
+            self.passive = False
+
+    def tap(
+        self, output: Tensor, site: Site, explain: Explain, saved: tuple[Tensor, ...], shape: torch.Size | None = None
+    ) -> Tensor:
+        """`output`, with its gradient reported in the backward pass, in `shape` where given.
+
+        Saved tensors go through autograd, so that activation checkpointing works and an in-place change of them is noticed.
+        """
+        if not torch.is_grad_enabled():
+            return output
+        self.unsettled = self.unsettled or not site.settled
+        fresh = output.clone() if output._is_view() or (output.is_leaf and output.requires_grad) else output
+        return _Tap.apply(fresh, self.anchor, (self, site, explain, shape), *[t.detach() for t in saved])  # type: ignore[no-any-return]
+
+
+class _Tap(torch.autograd.Function):
+    """The identity, in place, whose backward tells the tape."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, where: tuple[Any, ...], *saved: Tensor) -> Tensor:
+        ctx.where = where
+        ctx.save_for_backward(*saved)
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        tape, site, explain, shape = ctx.where
+        if tape.recording:
+            tape.receive(Report(site, grad if shape is None else grad.reshape(shape), ctx.saved_tensors, explain))
+        elif not tape.passive:
+            raise DpfyError("backward: called on a model with a private engine attached; hand the losses to the engine instead")
+        return (grad, None, None, *[None] * (len(ctx.needs_input_grad) - 3))
+
+
+def settle(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> bool:
+    """Find where the examples lie in the site's gradients, from a second backward with known weights; False if nowhere.
+
+    Guarantees: a layout is taken only if row i of the gradient scaled with the weight of loss i, hence belongs to example i alone.
+    It counts as settled once no other layout would explain the same gradients.
+    """
+    batch = len(weights)
+    fitting = [layout for layout in LAYOUTS if grad.dim() and layout.fits(grad, batch)]
+    good = [layout for layout in fitting if _scales(layout.rows_first(grad, batch), layout.rows_first(tilted, batch), weights)]
+    if site.layout is not None:
+        good = [layout for layout in good if layout is site.layout]
+    if not good:
+        return False
+    site.layout = good[0] if site.layout is None else site.layout
+    site.settled = site.settled or (len(good) == 1 and batch > 1 and bool(grad.isfinite().any() and grad.any()))
+    return True
+
+
+def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
+    rows = plain.reshape(len(plain), -1).double()
+    gap = (tilted.reshape(len(tilted), -1).double() - weights.double()[:, None] * rows).norm(dim=1)
+    size = rows.norm(dim=1).nan_to_num(nan=0.0, posinf=0.0).amax()
+    tolerance = max(PROBE_TOLERANCE, 16 * torch.finfo(plain.dtype).eps)
+    return not bool((gap.nan_to_num(nan=0.0, posinf=0.0) > tolerance * size).any())
+
+
+def rows_first(site: Site, batch: int) -> Callable[[Tensor], Tensor]:
+    """The view of this site's tensors with the examples in front."""
+    layout = site.layout
+    assert layout is not None
+
+    def view(t: Tensor) -> Tensor:
+        if not layout.fits(t, batch):
+            raise Unsupported(
+                f"{site.name}: a batch that lies in the {layout.name} at first and elsewhere later (shape {list(t.shape)})",
+                "use engine='batched'",
+            )
+        return layout.rows_first(t, batch)
+
+    return view

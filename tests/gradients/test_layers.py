@@ -1,0 +1,159 @@
+"""Every layer row against the reference loop, in float64, over randomly drawn shapes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpfy.gradients.bookkeeping import BookkeepingEngine
+from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.engine import Engine, Grads
+from dpfy.gradients.loop import LoopEngine
+
+Case = tuple[nn.Module, Tensor]
+Draw = Callable[[random.Random], Case]
+
+
+def floats(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def linear(r: random.Random) -> Case:
+    d, middle = r.randint(1, 9), [r.randint(1, 5) for _ in range(r.randint(0, 2))]
+    return nn.Linear(d, r.randint(1, 9), bias=r.random() < 0.7), floats(r.randint(1, 6), *middle, d)
+
+
+def wide_linear(r: random.Random) -> Case:
+    return nn.Linear(40, 30), floats(r.randint(2, 5), r.randint(2, 6), 40)
+
+
+def embedding(r: random.Random) -> Case:
+    rows = r.randint(2, 12)
+    pad = r.choice([None, 0, rows - 1])
+    shape = [r.randint(1, 6)] + [r.randint(1, 6) for _ in range(r.randint(0, 2))]
+    return nn.Embedding(rows, r.randint(1, 6), padding_idx=pad), torch.randint(0, rows, shape)
+
+
+def convolution(dimensions: int) -> Draw:
+    kinds = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+    def draw(r: random.Random) -> Case:
+        groups = r.choice([1, 1, 2])
+        stride, dilation, kernel = r.randint(1, 2), r.randint(1, 2), r.randint(1, 3)
+        mode = r.choice(["zeros", "zeros", "circular", "replicate"])
+        padding: int | str = r.choice([0, 1, "valid"] + (["same"] if stride == 1 else []))
+        layer = kinds[dimensions](
+            groups * r.randint(1, 3),
+            groups * r.randint(1, 3),
+            kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=r.random() < 0.7,
+            padding_mode=mode,
+        )
+        space = [r.randint(6, 8) for _ in range(dimensions)]
+        return layer, floats(r.randint(1, 5), layer.in_channels, *space)
+
+    return draw
+
+
+def layer_norm(r: random.Random) -> Case:
+    shape = [r.randint(2, 5) for _ in range(r.randint(1, 2))]
+    middle = [r.randint(1, 4) for _ in range(r.randint(0, 2))]
+    return nn.LayerNorm(shape, bias=r.random() < 0.7), floats(r.randint(1, 6), *middle, *shape)
+
+
+def rms_norm(r: random.Random) -> Case:
+    shape = [r.randint(2, 5) for _ in range(r.randint(1, 2))]
+    middle = [r.randint(1, 4) for _ in range(r.randint(0, 2))]
+    return nn.RMSNorm(shape, eps=r.choice([None, 1e-3])), floats(r.randint(1, 6), *middle, *shape)
+
+
+def group_norm(r: random.Random) -> Case:
+    groups = r.randint(1, 3)
+    channels = groups * r.randint(1, 3)
+    space = [r.randint(2, 4) for _ in range(r.randint(1, 3))]
+    return nn.GroupNorm(groups, channels), floats(r.randint(1, 5), channels, *space)
+
+
+def instance_norm(r: random.Random) -> Case:
+    dimensions, channels = r.randint(1, 3), r.randint(1, 4)
+    kind = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}[dimensions]
+    return kind(channels, affine=True), floats(r.randint(1, 5), channels, *[r.randint(2, 4) for _ in range(dimensions)])
+
+
+DRAWS: dict[str, Draw] = {
+    "linear": linear,
+    "wide linear": wide_linear,
+    "embedding": embedding,
+    "conv1d": convolution(1),
+    "conv2d": convolution(2),
+    "conv3d": convolution(3),
+    "layer norm": layer_norm,
+    "rms norm": rms_norm,
+    "group norm": group_norm,
+    "instance norm": instance_norm,
+}
+
+
+def losses_of(model: nn.Module, x: Tensor, twist: Tensor) -> Tensor:
+    """A nonlinear loss per example, so that output gradients differ between positions and examples."""
+    y = model(x)
+    return (torch.sin(y) * twist[: y[0].numel()].view(y.shape[1:]) + 0.1 * y.square()).flatten(1).sum(1)
+
+
+def answer(engine: Engine, model: nn.Module, x: Tensor, twist: Tensor, clip: FlatClip, steps: int = 1) -> Grads:
+    engine.attach(model)
+    try:
+        for _ in range(steps):
+            found = engine.bounded_sum(losses_of(model, x, twist), clip).value
+    finally:
+        engine.detach()
+    return found
+
+
+def distance(a: Grads, b: Grads) -> float:
+    assert list(a) == list(b)
+    gap = math.sqrt(sum(float((a[k] - b[k]).square().sum()) for k in a))
+    return gap / max(math.sqrt(sum(float(b[k].square().sum()) for k in b)), 1e-300)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", DRAWS)
+def test_layer_equals_loop(kind: str, seed: int) -> None:
+    r = random.Random(f"{kind} {seed}")
+    torch.manual_seed(seed)
+    layer, x = DRAWS[kind](r)
+    model = layer.double().train()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    twist = floats(20_000)
+    reference = answer(LoopEngine(), model, x, twist, FlatClip(math.inf))
+    length = math.sqrt(sum(float(g.square().sum()) for g in reference.values())) / len(x)
+    for clip in (FlatClip(math.inf), FlatClip(max(0.5 * length, 1e-6))):
+        expected = answer(LoopEngine(), model, x, twist, clip)
+        assert distance(answer(BookkeepingEngine(), model, x, twist, clip), expected) < 1e-9
+        assert distance(answer(BookkeepingEngine(), model, x, twist, clip, steps=3), expected) < 1e-9
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+@pytest.mark.parametrize("kind", ["wide linear", "layer norm", "group norm", "instance norm"])
+def test_frozen_half_of_a_layer(kind: str, frozen: str) -> None:
+    torch.manual_seed(0)
+    layer, x = DRAWS[kind](random.Random(5))
+    model = nn.Sequential(layer, nn.Tanh()).double()
+    if getattr(layer, frozen) is None:
+        pytest.skip("this draw has no such parameter")
+    getattr(layer, frozen).requires_grad_(False)
+    twist = floats(20_000)
+    expected = answer(LoopEngine(), model, x, twist, FlatClip(0.3))
+    assert f"0.{frozen}" not in expected
+    assert distance(answer(BookkeepingEngine(), model, x, twist, FlatClip(0.3), steps=2), expected) < 1e-9
