@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.structure import tensors_in
+from dpfy.gradients.tape import looking
 
 MOST_GROUPS = 32
 
@@ -222,8 +223,9 @@ class LossProbe:
         if batch < 2 or not watched:
             return
         weights = torch.linspace(0.5, 2.0, batch, dtype=losses.dtype, device=losses.device)
-        plain = torch.autograd.grad(losses, watched, torch.ones_like(losses), retain_graph=True, allow_unused=True)
-        tilted = torch.autograd.grad(losses, watched, weights, retain_graph=True, allow_unused=True)
+        with looking():
+            plain = torch.autograd.grad(losses, watched, torch.ones_like(losses), retain_graph=True, allow_unused=True)
+            tilted = torch.autograd.grad(losses, watched, weights, retain_graph=True, allow_unused=True)
         for a, b in zip(plain, tilted, strict=True):
             if a is None or b is None:
                 continue

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.checker import LossProbe, check_model, convert_batchnorm, probe_mixing
+from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.select import choose
 
 
 class Centre(nn.Module):
@@ -154,6 +156,21 @@ def test_loss_probe_accepts_one_loss_per_example() -> None:
 def test_loss_probe_refuses_losses_that_mix(losses: object) -> None:
     with pytest.raises(Unsupported, match="mix examples"):
         check_losses(net(), torch.randn(5, 6), losses)
+
+
+@pytest.mark.parametrize("name", ["loop", "batched", "bookkeeping"])
+def test_loss_probe_works_beside_an_engine(name: str) -> None:
+    model, y = net(), torch.randint(0, 3, (5,))
+    engine, _ = choose(model, name)
+    engine.attach(model)
+    probe = LossProbe(model)
+    losses = F.cross_entropy(model(torch.randn(5, 6)), y, reduction="none")
+    probe.check(losses)
+    engine.bounded_sum(losses, FlatClip(1.0))
+    check_losses(model, torch.randn(5, 6), lambda out: F.cross_entropy(out, y, reduction="none"))
+    with pytest.raises(Unsupported, match="mix examples"):
+        check_losses(model, torch.randn(5, 6), lambda out: (out - out.mean(0)).square().sum(1))
+    engine.detach()
 
 
 def test_loss_probe_removes_itself_and_keeps_the_graph() -> None:
