@@ -1,0 +1,139 @@
+"""Banded strategies: each step's noise is corrected for the last few outputs. One band is DP-SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpfy.core import check
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.participation import Participation
+from dpfy.noise import memory, series
+from dpfy.noise.strategy import Draw, Grads, State
+from dpfy.noise.toeplitz import Toeplitz
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Banded(Toeplitz):
+    """C is banded Toeplitz with these coefficients (Choquette-Choo et al. 2023; Kalinin & Lampert 2024). Keeps bands - 1 past outputs.
+
+    Guarantees: the noise y of step t solves sum over i of c_i y_(t-i) = z_t. In single precision the coefficients are rounded
+    toward zero before use.
+    """
+
+    coefficient: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficient", series.checked("banded.coefficient", self.coefficient))
+
+    @property
+    def bands(self) -> int:
+        """The number of coefficients."""
+        return len(self.coefficient)
+
+    def coefficients(self, steps: int) -> NDArray[np.float64]:
+        """The coefficients, then zeros."""
+        return series.padded(self.coefficient, steps)
+
+    def noising(self, steps: int) -> NDArray[np.float64]:
+        """Series of 1 / c(x)."""
+        return series.inverse(self.coefficient, steps)
+
+    def init(self, like: Grads) -> State:
+        """A ring of bands - 1 past outputs; nothing for one band."""
+        return memory.stacks(like, self.bands - 1) if self.bands > 1 else {}
+
+    def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
+        """The step's draw less c_1 .. c_(p-1) times the last outputs, over c_0."""
+        noise = draw(step)
+        first, ring = self.coefficient[0], self.bands - 1
+        if ring:
+            # Slot s of the ring holds the output of the last step that is s modulo the ring, i.e. ((step - 1 - s) % ring) + 1 ago.
+            weights = [-self.coefficient[(step - 1 - slot) % ring + 1] / first for slot in range(ring)]
+            noise = {
+                name: z.div(memory.rounded([first], z)[0]).add_(memory.weighted(state[name], memory.vector(weights, z)))
+                for name, z in noise.items()
+            }
+            for name, y in noise.items():
+                state[name][step % ring].copy_(y)
+        elif first != 1:
+            noise = {name: z.div(memory.rounded([first], z)[0]) for name, z in noise.items()}
+        return noise, state
+
+
+@dataclass(frozen=True)
+class NormalisedBanded:
+    """A banded Toeplitz matrix whose columns are scaled to norm one for a run of exactly `steps` steps: C D^-1.
+
+    Guarantees: every column has norm one, so that no step is protected more than another; a step beyond `steps` is refused.
+    """
+
+    coefficient: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coefficient", series.checked("banded.coefficient", self.coefficient))
+        check.integer("banded.steps", self.steps)
+
+    @property
+    def base(self) -> Banded:
+        """The strategy before the scaling."""
+        return Banded(self.coefficient)
+
+    def buffers(self, steps: int) -> int:
+        """As the strategy before the scaling."""
+        return self.base.buffers(steps)
+
+    def norms(self) -> NDArray[np.float64]:
+        """Column norms of the Toeplitz matrix: the scale of each step's noise."""
+        import numpy as np
+
+        norms: NDArray[np.float64] = np.sqrt(np.cumsum(self.base.coefficients(self.steps) ** 2)[::-1])
+        return norms
+
+    def encoder(self, steps: int) -> NDArray[np.float64]:
+        """C D^-1 as a dense matrix: an oracle."""
+        self._check(steps)
+        return self.base.encoder(steps) / self.norms()[None, :]
+
+    def noise_matrix(self, steps: int) -> NDArray[np.float64]:
+        """D C^-1 as a dense matrix: an oracle."""
+        self._check(steps)
+        return self.norms()[:, None] * self.base.noise_matrix(steps)
+
+    def sensitivity(self, participation: Participation, steps: int) -> float:
+        """Exact: where two participations of the pattern never overlap, the square root of how many fit."""
+        from dpfy.noise import sensitivity
+
+        self._check(steps)
+        return sensitivity.dense(self.encoder(steps), participation)
+
+    def init(self, like: Grads) -> State:
+        """As the strategy before the scaling."""
+        return self.base.init(like)
+
+    def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
+        """The unscaled noise times the norm of its column."""
+        import numpy as np
+
+        if step >= self.steps:
+            raise InvalidInput("step", step, f"the columns were normalised for {self.steps} steps")
+        noise, state = self.base.next(step, draw, state)
+        scale = float(np.nextafter(np.float32(self.norms()[step]), np.float32(np.inf)))
+        exact = float(self.norms()[step])
+        return {n: y.mul(exact if y.element_size() == 8 else scale) for n, y in noise.items()}, state
+
+    def _check(self, steps: int) -> None:
+        if steps != self.steps:
+            raise Unsupported(
+                f"a run of {steps} steps with columns normalised for {self.steps}", "make the strategy for this many steps"
+            )
+
+
+def square_root_banded(bands: int) -> Banded:
+    """BSR: the first coefficients of the square root (Kalinin & Lampert 2024). Nothing to optimise."""
+    return Banded(tuple(float(c) for c in series.square_root(check.integer("bands", bands))))

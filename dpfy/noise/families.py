@@ -1,0 +1,20 @@
+"""The correlated strategies by name, for plans in JSON."""
+
+from __future__ import annotations
+
+from dpfy.noise.banded import Banded, NormalisedBanded
+from dpfy.noise.blt import Blt
+from dpfy.noise.dense import Dense
+from dpfy.noise.inverse import InverseBanded
+from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.tree import Tree
+
+CORRELATED: dict[str, type] = {
+    "banded": Banded,
+    "normalised-banded": NormalisedBanded,
+    "inverse-banded": InverseBanded,
+    "blt": Blt,
+    "square-root": SquareRoot,
+    "dense": Dense,
+    "tree": Tree,
+}
