@@ -7,24 +7,26 @@ gradient of a layer is a product of its input and its output gradient, so its no
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.utils.hooks import RemovableHandle
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
-from dpfy.gradients.batched import chunks, per_example
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contribution import Contribution, Direct, Shared
 from dpfy.gradients.engine import Grads, cautious, checked, group_rows, narrowest, silence, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
 from dpfy.gradients.replay import Replay
-from dpfy.gradients.tape import Report, Site, Tape, rows_first, settle
-
-STRAY_ELEMENTS = 2**24
+from dpfy.gradients.stray import Cut, Graph, find_cut, taken_apart
+from dpfy.gradients.tape import Layout, Report, Site, Tape, rows_first, settle
 
 _SITES: weakref.WeakKeyDictionary[nn.Module, tuple[Row, Tape, Site]] = weakref.WeakKeyDictionary()
 
@@ -54,7 +56,10 @@ class BookkeepingEngine:
         self._replay: Replay | None = None
         self._tape = Tape()
         self._sites: dict[nn.Module, Site] = {}
+        self._lost: set[Site] = set()
         self._strays: set[str] = set()
+        self._seen: set[str] = set()
+        self._cut = Cut()
 
     def attach(self, model: nn.Module) -> None:
         """Patch the supported layers that have trainable parameters."""
@@ -78,7 +83,8 @@ class BookkeepingEngine:
         if self._replay is not None:
             self._replay.close()
             self._replay = None
-        self._params, self._names, self._strays = None, {}, set()
+        self._params, self._names, self._cut = None, {}, Cut()
+        self._strays, self._seen, self._lost = set(), set(), set()
 
     def _release(self, module: nn.Module) -> None:
         self._sites.pop(module, None)
@@ -104,100 +110,129 @@ class BookkeepingEngine:
 
     def _contributions(self, losses: Tensor, params: dict[str, nn.Parameter]) -> dict[str, Contribution]:
         """Everything each parameter receives, joined over its uses."""
-        if self._tape.unsettled:
-            parts, leftover = self._first(losses, params)
-        else:
-            parts, leftover = self._usual(losses, params)
-        for name, contribution in leftover.items():
-            parts.setdefault(name, []).append(contribution)
+        parts: dict[str, list[Contribution]] = {}
+        unseen = self._seen != set(params)
+        graph = Graph.of(losses) if self._tape.unsettled or self._strays or unseen else None
+        sources = [] if graph is None else self._sources(graph)
+        cuts = {source: self._cut.nodes(graph, source.name, source.node) for source in sources} if graph else {}
+        if graph is not None and (self._tape.unsettled or not self._cut.settled or None in cuts.values()):
+            sources = self._measure(losses, graph)
+            cuts = {source: self._cut.nodes(graph, source.name, source.node) for source in sources}
+        sound = not sources or bool(losses.isfinite().all())
+        handles = [h for source in sources for h in self._part_at(cuts[source] or {}, source, len(losses), parts)]
+        try:
+            with self._tape.into(lambda report: self._explain(report, len(losses), parts)):
+                found = self._backward(losses, list(params), keep=not sound)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if missed := found - self._strays:
+            names = ", ".join(sorted(missed))
+            raise Unsupported(f"{names}: a use outside of its layer that appeared after the first batch", "use engine='batched'")
+        self._seen |= set(parts)
+        self._isolate(losses, parts, sound)
         return {name: uses[0] if len(uses) == 1 else Shared(uses) for name, uses in parts.items()}
 
-    def _usual(self, losses: Tensor, params: dict[str, nn.Parameter]) -> tuple[dict[str, list[Contribution]], dict[str, Contribution]]:
-        """One backward, every report explained as it arrives."""
-        parts: dict[str, list[Contribution]] = {}
-        leftover = self._stray_gradients(losses, {name: params[name] for name in params if name in self._strays})
-        with self._tape.into(lambda report: self._explain(report, len(losses), parts)):
-            unexplained = self._backward(losses, {n: p for n, p in params.items() if n not in self._strays}, keep=False)
-        if unexplained:
-            names = ", ".join(sorted(unexplained))
-            raise Unsupported(f"{names}: a use that appeared after the first batch", "use engine='batched'")
-        return parts, leftover
-
-    def _first(self, losses: Tensor, params: dict[str, nn.Parameter]) -> tuple[dict[str, list[Contribution]], dict[str, Contribution]]:
-        """The first batch, and any batch that reaches a layer whose layout is not settled: look where the examples lie."""
-        reports: list[Report] = []
-        with self._tape.into(reports.append):
-            self._strays |= self._backward(losses, params, keep=True)
-        weights = torch.linspace(0.5, 2.0, len(losses), dtype=losses.dtype, device=losses.device)
-        lost, again = [], iter(reports)
-        with self._tape.into(lambda second: lost.extend(_settled(next(again), second, weights))):
-            self._backward(losses, {}, keep=True, weights=weights)
-        parts: dict[str, list[Contribution]] = {}
-        for report in reports:
-            if report.site not in lost:
-                self._explain(report, len(losses), parts)
-        leftover = self._stray_gradients(losses, {name: params[name] for name in params if name in self._strays})
-        for name, grads in self._one_by_one(losses, lost).items():
-            leftover[name] = Shared([leftover[name], grads]) if name in leftover else grads
-        for site in lost:
-            self._release(site.module)
-            self._strays |= {self._names[p] for p in site.module.parameters(recurse=False) if p in self._names}
-        self._tape.unsettled = not all(site.settled for site in {report.site for report in reports} - set(lost))
-        return parts, leftover
-
-    def _backward(
-        self, losses: Tensor, params: dict[str, nn.Parameter], keep: bool, weights: Tensor | None = None
-    ) -> set[str]:
+    def _backward(self, losses: Tensor, names: list[str], keep: bool, weights: Tensor | None = None) -> set[str]:
         """Run backward to every tap; return the names of parameters that autograd itself still finds."""
+        params = attached(self._params)
         weights = torch.ones_like(losses) if weights is None else weights
-        targets = [self._tape.anchor, *params.values()]
+        targets = [self._tape.anchor, *[params[name] for name in names]]
         grads = torch.autograd.grad(losses, targets, weights, retain_graph=keep, allow_unused=True)
-        return {name for name, g in zip(params, grads[1:], strict=True) if g is not None}
+        return {name for name, g in zip(names, grads[1:], strict=True) if g is not None}
 
     def _explain(self, report: Report, batch: int, parts: dict[str, list[Contribution]]) -> None:
-        for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch)):
-            parts.setdefault(self._names[p], []).append(contribution)
+        if report.site not in self._lost:
+            for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch)):
+                parts.setdefault(self._names[p], []).append(contribution)
 
-    def _stray_gradients(self, losses: Tensor, strays: dict[str, nn.Parameter]) -> dict[str, Contribution]:
-        """Per-example gradients of the uses that no row explains, by the batched route."""
-        if not strays:
-            return {}
-        tensors = list(strays.values())
-        pieces = []
+    def _sources(self, graph: Graph) -> list[_Source]:
+        """Where gradients go that no row explains: parameters still in the graph, and layers that run without a batch."""
+        leaves = [_Source(self._names[p], node) for p, node in graph.leaves.items() if p in self._names]
+        return leaves + [_Source(node.where[1].name, node, node.where) for node in graph.taps if node.where[1] in self._lost]
+
+    def _measure(self, losses: Tensor, graph: Graph) -> list[_Source]:
+        """Two backward passes with different weights show where the examples lie, in every layer and above every stray."""
+        names, weights = list(attached(self._params)), torch.linspace(0.5, 2.0, len(losses)).to(losses)
+        reports: list[Report] = []
+        with self._tape.into(reports.append):
+            self._backward(losses, names, keep=True)
+        again = iter(reports)
+        with self._tape.into(lambda second: self._compare(next(again), second, weights)):
+            self._backward(losses, names, keep=True, weights=weights)
+        self._tape.unsettled = not all(report.site.settled for report in reports if report.site not in self._lost)
+        sources = self._sources(graph)
+        self._strays = {name for source in sources for name in self._names_of(source)}
+        self._cut = Cut()
         with self._tape.muted():
-            for rows in chunks(len(losses), sum(p.numel() for p in tensors), STRAY_ELEMENTS):
-                grads = per_example(losses, tensors, rows)
-                pieces.append(alone_where_needed(self._replay, losses, rows, tensors, grads))
-        return {name: Direct(torch.cat([piece[i] for piece in pieces])) for i, name in enumerate(strays)}
+            find_cut(self._cut, graph, [(s.name, s.node) for s in sources], lambda w: self._backward(losses, names, True, w), weights)
+        return sources
 
-    def _one_by_one(self, losses: Tensor, lost: list[Site]) -> dict[str, Contribution]:
-        """Gradients of the sites in whose tensors the examples could not be told apart: one backward an example, this batch only."""
-        if not lost:
-            return {}
-        rows: dict[str, list[Tensor]] = {}
-        for i in range(len(losses)):
-            sums: dict[str, Tensor] = {}
+    def _compare(self, first: Report, second: Report, weights: Tensor) -> None:
+        assert first.site is second.site
+        if first.site not in self._lost and not settle(first.site, first.grad, second.grad, weights):
+            self._lost.add(first.site)
 
-            def add(report: Report, sums: dict[str, Tensor] = sums) -> None:
-                if report.site in lost:
-                    for p, part in report.explain(report.grad, report.saved, lambda t: t[None]):
-                        g = part.per_example(slice(0, 1))[0]
-                        name = self._names[p]
-                        sums[name] = sums[name] + g if name in sums else g
+    def _names_of(self, source: _Source) -> list[str]:
+        if source.where is None:
+            return [source.name]
+        return [self._names[p] for p in source.where[1].module.parameters(recurse=False) if p in self._names]
 
-            pick = torch.zeros_like(losses)
-            pick[i] = 1
-            with self._tape.into(add):
-                self._backward(losses, {}, keep=True, weights=pick)
-            for name, g in sums.items():
-                rows.setdefault(name, []).append(g)
-        return {name: Direct(torch.stack(grads)) for name, grads in rows.items()}
+    def _part_at(
+        self, nodes: dict[Any, Layout], source: _Source, batch: int, parts: dict[str, list[Contribution]]
+    ) -> list[RemovableHandle]:
+        """Take the gradients that arrive at `nodes` apart, as they arrive."""
+
+        def hook(node: Any, layout: Layout) -> Callable[[tuple[Tensor | None, ...]], None]:
+            def arrive(grads: tuple[Tensor | None, ...]) -> None:
+                if self._tape.passive:
+                    return
+                with self._tape.muted():
+                    for name, part in source.parts(taken_apart(node, layout, grads, source.target, batch), self._names):
+                        parts.setdefault(name, []).append(part)
+
+            return arrive
+
+        return [node.register_prehook(hook(node, layout)) for node, layout in nodes.items()]
+
+    def _isolate(self, losses: Tensor, parts: dict[str, list[Contribution]], sound: bool) -> None:
+        """Below a cut one bad example may have spoilt others: run the suspects alone. Layers with rows never have that trouble."""
+        for name in self._strays & set(parts):
+            own = [part for part in parts[name] if isinstance(part, Direct)]
+            if not own or bool(torch.stack([part.grads.isfinite().all() for part in own]).all()):
+                continue
+            if sound or len(own) != len(parts[name]) or any(site in self._lost for site in self._sites.values()):
+                raise Unsupported(f"{name}: a non-finite gradient outside of a supported layer", "keep the losses finite")
+            total = [sum((part.grads for part in own[1:]), start=own[0].grads)]
+            with self._tape.muted():
+                fixed = alone_where_needed(self._replay, losses, slice(0, len(losses)), [attached(self._params)[name]], total)
+            parts[name] = [Direct(fixed[0])]
 
 
-def _settled(first: Report, second: Report, weights: Tensor) -> list[Site]:
-    """The site, if the two passes show no place for the examples in it; else nothing."""
-    assert first.site is second.site
-    return [] if settle(first.site, first.grad, second.grad, weights) else [first.site]
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A node whose gradient no row explains: a parameter's own, or the tap of a layer that runs without a batch."""
+
+    name: str
+    node: Any
+    where: tuple[Any, ...] | None = None
+
+    @property
+    def target(self) -> Any:
+        return self.node.variable if self.where is None else GradientEdge(self.node, 0)
+
+    def parts(self, grads: Tensor | None, names: dict[Tensor, str]) -> list[tuple[str, Contribution]]:
+        """Contributions from per-example gradients at the source."""
+        if grads is None:
+            return []
+        if self.where is None:
+            return [(self.name, Direct(grads))]
+        _, _, explain, shape = self.where
+        rows: dict[Tensor, list[Tensor]] = {}
+        for g in grads if shape is None else grads.reshape(-1, *shape):
+            for p, part in explain(g, self.node.saved_tensors, lambda t: t[None]):
+                rows.setdefault(p, []).append(part.per_example(slice(0, 1))[0])
+        return [(names[p], Direct(torch.stack(each))) for p, each in rows.items()]
 
 
 def _combine(

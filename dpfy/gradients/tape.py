@@ -26,20 +26,34 @@ class Layout:
     name: str
     fits: Callable[[Tensor, int], bool]
     rows_first: Callable[[Tensor, int], Tensor]
+    spread: Callable[[Tensor, Tensor], Tensor]
+    """[many, batch] values and a tensor in this layout to values that broadcast against that tensor, `many` in front."""
+
+
+def _tail(values: Tensor, like: Tensor, before: int = 0) -> Tensor:
+    """Insert dimensions of one before and after the last dimension of `values`, to match `like`."""
+    return values.view(len(values), *[1] * before, values.shape[1], *[1] * (like.dim() - 1 - before))
 
 
 LAYOUTS = (
-    Layout("first dimension", lambda t, b: len(t) == b, lambda t, b: t),
-    Layout("second dimension", lambda t, b: t.dim() > 1 and t.shape[1] == b, lambda t, b: t.transpose(0, 1)),
+    Layout("first dimension", lambda t, b: len(t) == b, lambda t, b: t, _tail),
+    Layout(
+        "second dimension",
+        lambda t, b: t.dim() > 1 and t.shape[1] == b,
+        lambda t, b: t.transpose(0, 1),
+        lambda values, t: _tail(values, t, before=1),
+    ),
     Layout(
         "folded into the first dimension, example by example",
         lambda t, b: len(t) > b and len(t) % b == 0,
         lambda t, b: t.unflatten(0, (b, -1)),
+        lambda values, t: _tail(values.repeat_interleave(len(t) // values.shape[1], 1), t),
     ),
     Layout(
         "folded into the first dimension, position by position",
         lambda t, b: len(t) > b and len(t) % b == 0,
         lambda t, b: t.unflatten(0, (-1, b)).transpose(0, 1),
+        lambda values, t: _tail(values.repeat(1, len(t) // values.shape[1]), t),
     ),
 )
 
@@ -86,11 +100,11 @@ class Tape:
     @contextmanager
     def muted(self) -> Iterator[None]:
         """Let gradients pass without reports."""
-        self.passive = True
+        before, self.passive = self.passive, True
         try:
             yield
         finally:
-            self.passive = False
+            self.passive = before
 
     def tap(
         self, output: Tensor, site: Site, explain: Explain, saved: tuple[Tensor, ...], shape: torch.Size | None = None
@@ -132,7 +146,7 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         tape, site, explain, shape = ctx.where
-        if tape.recording:
+        if tape.recording and not tape.passive:
             tape.receive(Report(site, grad if shape is None else grad.reshape(shape), ctx.saved_tensors, explain))
         elif not tape.passive and not _LOOKING:
             raise DpfyError("backward: called on a model with a private engine attached; hand the losses to the engine instead")
@@ -146,8 +160,7 @@ def settle(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> bool:
     It counts as settled once no other layout would explain the same gradients.
     """
     batch = len(weights)
-    fitting = [layout for layout in LAYOUTS if grad.dim() and layout.fits(grad, batch)]
-    good = [layout for layout in fitting if _scales(layout.rows_first(grad, batch), layout.rows_first(tilted, batch), weights)]
+    good = fitting_layouts(grad, tilted, weights)
     if site.layout is not None:
         good = [layout for layout in good if layout is site.layout]
     if not good:
@@ -155,6 +168,13 @@ def settle(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> bool:
     site.layout = good[0] if site.layout is None else site.layout
     site.settled = site.settled or (len(good) == 1 and batch > 1 and bool(grad.isfinite().any() and grad.any()))
     return True
+
+
+def fitting_layouts(plain: Tensor, tilted: Tensor, weights: Tensor) -> list[Layout]:
+    """The layouts in which every row of `tilted` is the row of `plain` times the weight of its example."""
+    batch = len(weights)
+    fitting = [layout for layout in LAYOUTS if plain.dim() and layout.fits(plain, batch)]
+    return [layout for layout in fitting if _scales(layout.rows_first(plain, batch), layout.rows_first(tilted, batch), weights)]
 
 
 def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:

@@ -272,3 +272,19 @@ def test_autocast_keeps_the_bound_and_the_answer() -> None:
         one.detach()
     assert distance(found["bookkeeping"], found["loop"]) < 2e-2
     assert all(g.dtype == torch.float32 for g in found["bookkeeping"].values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fresh_engine_gives_the_same_bits(case: str) -> None:
+    """A resumed run attaches a new engine in the middle: what it measures again must not change a bit of the answer."""
+    model = build(case)
+    batches = [torch.randint(0, V, (size, T)) for size in (4, 6, 4)]
+    old = BookkeepingEngine()
+    old.attach(model)
+    found = [old.bounded_sum(losses_of(model, i), FlatClip(0.5)).value for i in batches]
+    old.detach()
+    new = BookkeepingEngine()
+    new.attach(model)
+    again = new.bounded_sum(losses_of(model, batches[2]), FlatClip(0.5)).value
+    new.detach()
+    assert all(torch.equal(again[name], g) for name, g in found[2].items())

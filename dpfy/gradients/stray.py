@@ -1,0 +1,187 @@
+"""Parameters that no layer row explains: bare ones, functional uses, layers that run on tensors without a batch.
+
+From the parameter the autograd graph is climbed until a node is met whose incoming gradient still has one part per example. Below
+that node examples are mixed, above it they are not: there the gradient is taken apart, example by example, and sent down again.
+Which nodes those are is measured on the first batch, by two backward passes with different weights on the losses. At worst it is
+the losses themselves, which is the batched route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from dpfy.core.errors import Unsupported
+from dpfy.gradients.contribution import row_chunks
+from dpfy.gradients.tape import LAYOUTS, Layout, fitting_layouts
+
+Path = tuple[tuple[str, int], ...]
+"""How a node is reached from a source: the names of the nodes on the way up, and by which input each was entered."""
+
+STRAY_ELEMENTS = 2**24
+"""How many gradient elements may exist at once while examples are sent down one by one."""
+
+
+@dataclass
+class Graph:
+    """The nodes above every node of one autograd graph."""
+
+    root: Any
+    parents: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)
+    leaves: dict[Tensor, Any] = field(default_factory=dict)
+    taps: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, losses: Tensor) -> Graph:
+        """Walk the graph under `losses` once."""
+        graph = cls(losses.grad_fn)
+        graph.parents[graph.root] = []
+        todo = [graph.root]
+        while todo:
+            node = todo.pop()
+            if hasattr(node, "variable"):
+                graph.leaves[node.variable] = node
+            elif hasattr(node, "where"):
+                graph.taps.append(node)
+            for i, (child, _) in enumerate(node.next_functions):
+                if child is None:
+                    continue
+                if child not in graph.parents:
+                    graph.parents[child] = []
+                    todo.append(child)
+                graph.parents[child].append((node, i))
+        return graph
+
+    def below(self, node: Any, target: Any) -> bool:
+        """Whether `target` can be reached from `node`."""
+        seen, todo = {target}, [target]
+        while todo:
+            for parent, _ in self.parents[todo.pop()]:
+                if parent is node:
+                    return True
+                if parent not in seen:
+                    seen.add(parent)
+                    todo.append(parent)
+        return False
+
+
+@dataclass
+class Cut:
+    """Where the gradients of one kind of source are taken apart: paths known to be separable (and how), and paths known not to be."""
+
+    separable: dict[Path, Layout] = field(default_factory=dict)
+    mixed: set[Path] = field(default_factory=set)
+    settled: bool = True
+
+    def nodes(self, graph: Graph, name: str, source: Any) -> dict[Any, Layout] | None:
+        """The nodes of the cut above `source` in this graph; None if the graph has a path not seen before."""
+        found: dict[Any, Layout] = {}
+        frontier: list[tuple[Any, Path]] = [(source, ((name, 0),))]
+        seen = {source}
+        while frontier:
+            node, path = frontier.pop()
+            for parent, i in graph.parents[node]:
+                way = (*path, (parent.name(), i))
+                if way in self.separable:
+                    found[parent] = self.separable[way]
+                elif way not in self.mixed:
+                    return None
+                elif parent not in seen:
+                    seen.add(parent)
+                    frontier.append((parent, way))
+        if any(graph.below(a, b) for a in found for b in found if a is not b):
+            return {graph.root: LAYOUTS[0]}
+        return found
+
+
+Capture = dict[Any, tuple[Tensor | None, ...]]
+
+
+def captured(nodes: Iterable[Any], run: Callable[[], object]) -> Capture:
+    """The gradients that arrive at `nodes` while `run` goes backward."""
+    seen: Capture = {}
+
+    def keeper(node: Any) -> Callable[[tuple[Tensor | None, ...]], None]:
+        def keep(grads: tuple[Tensor | None, ...]) -> None:
+            seen[node] = grads
+
+        return keep
+
+    handles = [node.register_prehook(keeper(node)) for node in nodes]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def find_cut(
+    cut: Cut, graph: Graph, sources: list[tuple[str, Any]], backward: Callable[[Tensor | None], object], weights: Tensor
+) -> None:
+    """Measure, level by level above the named sources, which nodes still have one part per example; remember it in `cut`.
+
+    Zero gradients tell nothing, and one example alone neither: then the cut is right for this batch but not settled.
+    """
+    level: dict[Any, list[Path]] = {}
+    for name, source in sources:
+        level.setdefault(source, []).append(((name, 0),))
+    cut.settled = len(weights) > 1
+    while level:
+        above: dict[Any, list[Path]] = {}
+        for node, paths in level.items():
+            for parent, i in graph.parents[node]:
+                above.setdefault(parent, []).extend((*path, (parent.name(), i)) for path in paths)
+        plain = captured(above, lambda: backward(None))
+        tilted = captured(above, lambda: backward(weights))
+        for node, paths in above.items():
+            layouts = [LAYOUTS[0]] if node is graph.root else _common_layouts(plain.get(node, ()), tilted.get(node, ()), weights)
+            cut.settled = cut.settled and len(layouts) <= 1
+            for path in paths:
+                _learn(cut, path, layouts[0] if layouts else None)
+        mixed = {node: [p for p in paths if p in cut.mixed] for node, paths in above.items()}
+        level = {node: paths for node, paths in mixed.items() if paths}
+
+
+def _learn(cut: Cut, path: Path, layout: Layout | None) -> None:
+    """A path is separable only if every node ever reached by it was, in the same way."""
+    if layout is not None and path not in cut.mixed and cut.separable.get(path, layout) is layout:
+        cut.separable[path] = layout
+    else:
+        cut.separable.pop(path, None)
+        cut.mixed.add(path)
+
+
+def _common_layouts(plain: tuple[Tensor | None, ...], tilted: tuple[Tensor | None, ...], weights: Tensor) -> list[Layout]:
+    """The layouts in which every gradient that arrived at a node is separable."""
+    pairs = [(a, b) for a, b in zip(plain, tilted, strict=True) if a is not None and b is not None]
+    fitting = [fitting_layouts(a, b, weights) for a, b in pairs]
+    return [layout for layout in LAYOUTS if fitting and all(layout in found for found in fitting)]
+
+
+def taken_apart(node: Any, layout: Layout, grads: tuple[Tensor | None, ...], target: Any, batch: int) -> Tensor | None:
+    """Per-example gradients at `target` (a parameter or an edge) from the gradients that arrive at `node`: [batch, ...]."""
+    outputs = [GradientEdge(node, i) for i, g in enumerate(grads) if g is not None]
+    arriving = [g for g in grads if g is not None]
+    pieces: list[Tensor] = []
+    for rows in row_chunks(batch, sum(g.numel() for g in arriving), STRAY_ELEMENTS):
+        count = rows.stop - rows.start
+        picks = torch.zeros(count, batch, dtype=torch.bool, device=arriving[0].device)
+        picks[torch.arange(count), torch.arange(rows.start, rows.stop)] = True
+        sent = [torch.where(layout.spread(picks, g), g, torch.zeros((), dtype=g.dtype, device=g.device)) for g in arriving]
+        try:
+            (piece,) = torch.autograd.grad(outputs, [target], sent, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise Unsupported(f"a vectorised backward through this model ({first})", "use engine='loop'") from error
+        if piece is None:
+            return None
+        pieces.append(piece.detach())
+    return torch.cat(pieces)
