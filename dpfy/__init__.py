@@ -1,5 +1,80 @@
-"""dpfy: differentially private machine learning, from the first look at the data to the sentence under the released model."""
+"""dpfy: differentially private machine learning, from the first look at the data to the sentence under the released model.
+
+recipe = dpfy.dpsgd(records=60_000, batch_size=4096, epochs=40, clip_norm=1.0)
+plan = recipe.calibrate(epsilon=3.0, delta=1e-5)
+result = dpfy.fit(model, train, loss="cross_entropy", optimizer=optimizer, plan=plan, run="runs/mnist")
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, DpfyError, InvalidInput, Unsupported
+    from dpfy.core.ledger import Ledger
+    from dpfy.core.unit import Adjacency, Unit
+    from dpfy.plan.recipe import Plan, Recipe, dpsgd
+    from dpfy.report.verify import verify
+    from dpfy.training.fit import Result, fit
+    from dpfy.training.loop import PrivateTraining
+    from dpfy.training.run import Run
+    from dpfy.training.runtime import Runtime
+    from dpfy.training.update import Update
+
+# Names are found when first used, so that `import dpfy` and the calculators never pay for torch.
+_HOME = {
+    "BudgetExceeded": "dpfy.core.errors",
+    "Busy": "dpfy.core.errors",
+    "Corrupt": "dpfy.core.errors",
+    "DpfyError": "dpfy.core.errors",
+    "InvalidInput": "dpfy.core.errors",
+    "Unsupported": "dpfy.core.errors",
+    "Ledger": "dpfy.core.ledger",
+    "Adjacency": "dpfy.core.unit",
+    "Unit": "dpfy.core.unit",
+    "Plan": "dpfy.plan.recipe",
+    "Recipe": "dpfy.plan.recipe",
+    "dpsgd": "dpfy.plan.recipe",
+    "verify": "dpfy.report.verify",
+    "Result": "dpfy.training.fit",
+    "fit": "dpfy.training.fit",
+    "PrivateTraining": "dpfy.training.loop",
+    "Run": "dpfy.training.run",
+    "Runtime": "dpfy.training.runtime",
+    "Update": "dpfy.training.update",
+}
+
+__all__ = [
+    "Adjacency",
+    "BudgetExceeded",
+    "Busy",
+    "Corrupt",
+    "DpfyError",
+    "InvalidInput",
+    "Ledger",
+    "Plan",
+    "PrivateTraining",
+    "Recipe",
+    "Result",
+    "Run",
+    "Runtime",
+    "Unit",
+    "Unsupported",
+    "Update",
+    "dpsgd",
+    "fit",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dpfy' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

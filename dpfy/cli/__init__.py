@@ -1,1 +1,1 @@
-"""One file a verb: parse, call, print; no logic."""
+"""The command line: one file a verb, which parses, calls and prints."""

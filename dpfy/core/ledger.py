@@ -117,10 +117,18 @@ class Ledger:
             self._append(handle, body | {"time": int(time.time())})
         return Permit(name, event, uses, entry)
 
+    def void(self, permit: Permit, reason: str) -> None:
+        """Give back a reservation under which nothing was released, and never can be: its run's secret is already destroyed."""
+        if permit.entry not in {p.entry for p in self.permits()}:
+            raise InvalidInput("permit", permit.entry, f"is not an open reservation of {self.path.name}")
+        with _locked(self.path, wait=True) as handle:
+            self._load(handle, repair=True)
+            self._append(handle, {"type": "void", "entry": permit.entry, "reason": reason})
+
     def note(self, kind: str, **facts: Any) -> None:
         """Append a fact that spends nothing (a run's end, a resumption)."""
-        if kind in ("ledger", "reserve"):
-            raise InvalidInput("note", kind, "headers and reservations are not notes")
+        if kind in ("ledger", "reserve", "void"):
+            raise InvalidInput("note", kind, "headers, reservations and their return are not notes")
         with _locked(self.path, wait=True) as handle:
             self._load(handle, repair=True)
             self._append(handle, {"type": kind, **facts})
@@ -133,7 +141,8 @@ class Ledger:
 
     def permits(self) -> list[Permit]:
         """Every reservation so far, as it stands in the file this object last read."""
-        rows = [b for b in self.bodies if b["type"] == "reserve"]
+        void = {b["entry"] for b in self.bodies if b["type"] == "void"}
+        rows = [b for b in self.bodies if b["type"] == "reserve" and b["entry"] not in void]
         return [Permit(b["name"], events.CODEC.decode(b["event"]), b["uses"], b["entry"]) for b in rows]
 
     def spent(self) -> list[events.Event]:

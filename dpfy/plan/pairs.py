@@ -22,6 +22,8 @@ class Pair:
 
 
 def _poisson_identity(noise_multiplier: float, pattern: participation.Participation, steps: int) -> events.Event:
+    if not isinstance(pattern, participation.Poisson):
+        raise TypeError(f"expected Poisson participation, got {pattern!r}")
     one = events.Gaussian(noise_multiplier)
     step = one if pattern.rate == 1 else events.PoissonSampled(pattern.rate, one)
     return events.Repeated(step, steps)

@@ -1,0 +1,1 @@
+"""The privacy card of a run, and its verification."""

@@ -1,0 +1,1 @@
+"""Plan, model and data in; private model and run folder out."""

@@ -1,0 +1,57 @@
+"""Exponential moving average of the weights: post-processing of private iterates, so it is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.core import check
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Average with `decay`; early on the decay is capped at (1 + t) / (10 + t) so that the start is forgotten. 0 keeps the last weights."""
+
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.fraction("average", self.decay)
+
+    def init(self, model: nn.Module) -> dict[str, Tensor]:
+        """The average before the first step: a copy of the trainable weights, or nothing if the decay is 0."""
+        return {name: p.detach().clone() for name, p in trainable(model).items()} if self.decay else {}
+
+    @torch.no_grad()
+    def update(self, average: dict[str, Tensor], model: nn.Module, step: int) -> None:
+        """Move `average` towards the weights after `step` (counted from 0), in place."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for name, p in trainable(model).items():
+            if average:
+                average[name].lerp_(p.detach(), 1 - decay)
+
+
+@contextmanager
+def swapped(model: nn.Module, average: dict[str, Tensor]) -> Iterator[None]:
+    """Inside the block the model holds the averaged weights; afterwards its own again."""
+    own = {name: p.detach().clone() for name, p in trainable(model).items() if name in average}
+    _copy_into(model, average)
+    try:
+        yield
+    finally:
+        _copy_into(model, own)
+
+
+@torch.no_grad()
+def _copy_into(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    named = trainable(model)
+    for name, value in weights.items():
+        named[name].copy_(value)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training moves, by name; shared ones once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}

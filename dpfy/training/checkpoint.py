@@ -1,0 +1,105 @@
+"""Checkpoints: one file with all that a resumed run needs to release the same bits. Safetensors, never pickle; whole or not at all.
+
+Tensors are stored under ``model.``, ``optimizer.``, ``average.``, ``noise.`` and ``random.``; numbers and names as JSON in the
+header. The header carries a keyed fingerprint of all of it: a damaged file, or one from another run, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from dpfy.core.codec import canonical
+from dpfy.core.errors import Corrupt
+from dpfy.core.random import Randomness
+from dpfy.core.storage import PRIVATE_MODE, write_atomically
+
+FORMAT = "dpfy-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run between two steps. `facts` is JSON; `tensors` maps full names to tensors."""
+
+    step: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors under one prefix, without it."""
+        return {name[len(prefix) + 1 :]: t for name, t in self.tensors.items() if name.startswith(prefix + ".")}
+
+
+def write(path: Path, snapshot: Snapshot, randomness: Randomness) -> None:
+    """Replace the checkpoint at `path`, readable by its owner alone.
+
+    Guarantees: a crash leaves the previous checkpoint or this one.
+    """
+    tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
+    facts = canonical({"format": FORMAT, "step": snapshot.step, "facts": snapshot.facts})
+    header = {"facts": facts, "tag": _tag(facts, tensors, randomness)}
+    write_atomically(path, save(tensors, metadata=header), mode=PRIVATE_MODE)
+
+
+def read(path: Path, randomness: Randomness) -> Snapshot:
+    """The checkpoint at `path`; `Corrupt` if it is damaged or was written by another run."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        facts = header["facts"]
+        parsed = json.loads(facts)
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError):
+        raise Corrupt(f"checkpoint/{path.name}", "not a readable dpfy checkpoint") from None
+    if header.get("tag") != _tag(facts, tensors, randomness):
+        raise Corrupt(f"checkpoint/{path.name}", "does not match its fingerprint: damaged, or written by another run")
+    return Snapshot(parsed["step"], parsed["facts"], tensors)
+
+
+def _tag(facts: str, tensors: Mapping[str, Tensor], randomness: Randomness) -> str:
+    pieces = [facts]
+    for name in sorted(tensors):
+        t = tensors[name]
+        raw = t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
+        pieces.append(f"{name} {t.dtype} {tuple(t.shape)} {randomness.tag('tensor', raw)}")
+    return randomness.tag("checkpoint", "\n".join(pieces).encode())
+
+
+def split_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A torch optimizer's state_dict as tensors and JSON facts."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value
+            else:
+                plain.setdefault(str(index), {})[name] = value
+    groups = [{k: _plain(v) for k, v in group.items()} for group in state["param_groups"]]
+    return tensors, {"state": plain, "param_groups": groups}
+
+
+def join_optimizer(tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `split_optimizer`."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, entries in facts["state"].items():
+        state.setdefault(int(key), {}).update(entries)
+    for name, value in tensors.items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = value
+    groups = [
+        {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in group.items()} for group in facts["param_groups"]
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

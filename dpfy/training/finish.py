@@ -1,0 +1,65 @@
+"""The end of a run: model, ledger note, card, and then the secrets are erased. Each step can be repeated after a crash."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+import dpfy
+from dpfy.core.storage import sha256_of, write_atomically
+from dpfy.report import card
+from dpfy.training import state
+from dpfy.training.run import erase_secrets
+
+if TYPE_CHECKING:
+    from dpfy.training.loop import PrivateTraining
+
+
+def write(training: PrivateTraining, utility: dict[str, float]) -> None:
+    """Write model.safetensors and privacy.json and erase the checkpoint folder.
+
+    Guarantees: the card is written last, so a folder with a card is complete; until then the run can be resumed from the checkpoint of
+    its last step. The model released is the averaged one where there is averaging.
+    """
+    state.save(training)
+    path, ledger = training.folder.path, training.folder.ledger
+    with training.averaged():
+        write_atomically(path / "model.safetensors", save(_weights(training), metadata={"format": "pt"}))
+    ledger.refresh()
+    facts = {"steps": training.steps_done, "model": sha256_of(path / "model.safetensors")}
+    if {"type": "finish", **facts} not in ledger.bodies:
+        ledger.note("finish", **facts)
+    run = card.RunFacts(
+        plan=training.plan,
+        guarantee=state.guarantee(training),
+        steps_done=training.steps_done,
+        utility=utility,
+        provenance=_provenance(training),
+    )
+    card.write(path, run, ledger)
+    erase_secrets(path)
+
+
+def _weights(training: PrivateTraining) -> dict[str, Tensor]:
+    """A full copy of the state_dict: tied weights are written under each of their names."""
+    return {
+        name: t.detach().cpu().contiguous().clone() for name, t in training.model.state_dict().items() if isinstance(t, Tensor)
+    }
+
+
+def _provenance(training: PrivateTraining) -> dict[str, str]:
+    fixed = training.folder.randomness.fixed
+    return {
+        "dpfy": dpfy.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {training.device.type}",
+        "engine": training.engine.name,
+        "seed": "fixed for a test" if fixed else "256 bits of operating system entropy, erased at the end of the run",
+    }

@@ -1,0 +1,160 @@
+"""Level one: train in one call, with a progress bar and a finished run folder at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpfy.core import check
+from dpfy.core.guarantee import Guarantee
+from dpfy.data.records import Records, as_records
+from dpfy.plan.recipe import Plan
+from dpfy.training.loop import PrivateTraining
+from dpfy.training.run import Run, RunFolder
+from dpfy.training.runtime import Runtime
+from dpfy.training.update import Update
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+MARKS = 20
+EVALUATION_BATCH = 1000
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One loss per example; for sequences the mean over positions."""
+    if outputs.dim() == 2:
+        return functional.cross_entropy(outputs, targets, reduction="none")
+    losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    return losses.view(len(outputs), -1).mean(1)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error per example."""
+    return (outputs.reshape(len(outputs), -1) - targets.reshape(len(targets), -1)).square().mean(1)
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its folder, its guarantee, how well the released model does on the test data, and how long it took."""
+
+    run: Path
+    guarantee: Guarantee
+    epsilon: float
+    delta: float
+    utility: dict[str, float]
+    steps: int
+    seconds: float
+    engine: str
+
+
+def fit(
+    model: nn.Module,
+    train: object,
+    *,
+    plan: Plan,
+    optimizer: torch.optim.Optimizer,
+    loss: str | Loss = "cross_entropy",
+    run: str | Path | Run | RunFolder | None = None,
+    test: object | None = None,
+    runtime: Runtime | None = None,
+    update: Update | None = None,
+) -> Result:
+    """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model holds the released weights.
+
+    `train` and `test` hold (features, targets). `test` must be public, or its people must not be in need of protection: what is
+    measured on it is published as it is. `loss` is "cross_entropy", "squared_error" or a function to one loss per example.
+
+    Guarantees: those of :class:`PrivateTraining`.
+    """
+    chosen = LOSSES[check.one_of("loss", loss, LOSSES)] if isinstance(loss, str) else loss
+    held_out = None if test is None else as_records(test)
+    runtime = runtime or Runtime()
+    started = time.monotonic()
+    training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update)
+    with training, _progress(training, runtime.progress) as show:
+        marks = _marks(plan.recipe.steps)
+        model.train()
+        seen = training.steps_done
+        for features, targets in training.batches():
+            training.step(chosen(model(features), targets))
+            for step in range(seen + 1, training.steps_done + 1):
+                show(step)
+            if training.steps_done > seen and training.steps_done in marks:
+                training.record(epsilon=plan.epsilon_after(training.steps_done), **evaluate(training, chosen, held_out))
+            seen = training.steps_done
+        show(training.steps_done)
+        utility = evaluate(training, chosen, held_out)
+        guarantee = training.guarantee()
+        folder = training.finish(utility)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if name in training.average:
+                    p.copy_(training.average[name])
+    epsilon = guarantee.epsilon(plan.delta)
+    seconds = time.monotonic() - started
+    return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
+
+
+@torch.no_grad()
+def evaluate(training: PrivateTraining, loss: Loss, test: Records | None) -> dict[str, float]:
+    """Mean loss and accuracy of the averaged weights on `test`; nothing if there is none."""
+    if test is None:
+        return {}
+    model = training.model
+    mode = model.training
+    model.eval()
+    total, right, counted = 0.0, 0, False
+    try:
+        with training.averaged():
+            for indices in torch.arange(len(test)).split(EVALUATION_BATCH):
+                features, targets = (t.to(training.device) for t in test.take(indices))
+                outputs = model(features)
+                total += float(loss(outputs, targets).double().sum())
+                if not targets.is_floating_point() and outputs.dim() == 2:
+                    counted, right = True, right + int((outputs.argmax(1) == targets).sum())
+    finally:
+        model.train(mode)
+    accuracy = {"test_accuracy": right / len(test)} if counted else {}
+    return {"test_loss": total / len(test)} | accuracy
+
+
+def _marks(steps: int) -> set[int]:
+    return {round(steps * k / MARKS) for k in range(1, MARKS + 1)}
+
+
+@contextmanager
+def _progress(training: PrivateTraining, wanted: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error with the epsilon of the steps made so far; silent when not wanted."""
+    if not wanted:
+        yield lambda step: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    plan = training.plan
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[spent]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("training", total=plan.recipe.steps, completed=training.steps_done, spent="")
+        marks = _marks(plan.recipe.steps)
+
+        def show(step: int) -> None:
+            bar.update(task, completed=step)
+            if step in marks:
+                bar.update(task, spent=f"epsilon {plan.epsilon_after(step):.3f}")
+
+        yield show

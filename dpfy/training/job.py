@@ -1,0 +1,148 @@
+"""A whole training job from its configuration: plan, reservation, data, model, training, in this order."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfy.accounting.filters import RenyiFilter
+from dpfy.core.errors import InvalidInput
+from dpfy.data import source
+from dpfy.data.records import Records
+from dpfy.models import build, features
+from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.report.card import NAME as CARD
+from dpfy.training.config import JobConfig, LedgerConfig, TrainingConfig
+from dpfy.training.fit import fit
+from dpfy.training.run import Run, RunFolder, erase_secrets
+from dpfy.training.update import Update
+
+RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000}
+"""Training records of data sets whose size is public knowledge."""
+
+DEFAULT_EPSILON = 3.0
+DEFAULT_STEPS = 60
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job leaves: the run folder and its card, and the time this call took."""
+
+    run: Path
+    card: dict[str, Any]
+    seconds: float
+    engine: str
+
+
+def plan_of(config: JobConfig) -> Plan:
+    """The plan of a job, made without a look at its data."""
+    privacy, training = config.privacy, config.training
+    records = privacy.records or RECORDS.get(config.data.kind)
+    if records is None:
+        rule = f"must be given for data of kind {config.data.kind!r}: the public number of training records"
+        raise InvalidInput("privacy.records", None, rule)
+    batch = float(records) if training.batch_size is None else training.batch_size
+    steps = DEFAULT_STEPS if training.steps is None and training.epochs is None else training.steps
+    recipe = dpsgd(
+        records,
+        batch,
+        epochs=training.epochs,
+        steps=steps,
+        clip_norm=training.clip_norm,
+        adjacency=privacy.adjacency,
+    )
+    if privacy.noise_multiplier is not None:
+        return recipe.with_noise(
+            privacy.noise_multiplier,
+            delta=privacy.delta,
+            accountant=privacy.accountant,
+            allow_large_delta=privacy.allow_large_delta,
+        )
+    epsilon = DEFAULT_EPSILON if privacy.epsilon is None else privacy.epsilon
+    return recipe.calibrate(epsilon, privacy.delta, accountant=privacy.accountant, allow_large_delta=privacy.allow_large_delta)
+
+
+def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None = None, progress: bool = False) -> Outcome:
+    """Run a job into the folder `out`, or resume it there.
+
+    Guarantees: the plan is reserved before any data is read; if the data or the model is refused, the reservation is given back and
+    nothing is left behind.
+    """
+    if resume and (out / CARD).is_file():
+        erase_secrets(out)  # a crash after the card and before the erasure
+        return Outcome(out, _card(out), 0.0, "finished before")
+    plan = plan_of(config)
+    with RunFolder(_run(config, plan, out, resume, seed), plan) as folder:
+        data = source.load(config.data)
+        if data.classes is None:
+            raise InvalidInput("data.kind", config.data.kind, "has no classes; this job trains classifiers")
+        model = build.build(config.model, data.features, data.classes)
+        extract = features.features(config.model)
+        train, test = (_extracted(part, extract) for part in (data.train, data.test))
+        result = fit(
+            model,
+            train,
+            plan=plan,
+            optimizer=optimizer_of(config.training, model),
+            loss=config.training.loss,
+            run=folder,
+            test=test,
+            runtime=config.runtime.runtime(progress),
+            update=Update(config.training.average),
+        )
+    return Outcome(out, _card(out), result.seconds, result.engine)
+
+
+def stored_config(out: Path) -> dict[str, dict[str, Any]]:
+    """The full configuration of an unfinished run in `out`, kept with its secrets."""
+    file = out / "checkpoint" / "config.toml"
+    if not file.is_file():
+        return {}
+    try:
+        return tomllib.loads(file.read_text())
+    except tomllib.TOMLDecodeError:
+        raise InvalidInput("run", str(out), "its stored configuration is damaged; give the configuration again") from None
+
+
+def optimizer_of(training: TrainingConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer a configuration names."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=training.learning_rate, momentum=training.momentum)
+    chosen = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[training.optimizer]
+    return chosen(parameters, lr=training.learning_rate)
+
+
+def budget_of(ledger: LedgerConfig, plan: Plan) -> RenyiFilter | None:
+    """The budget a configuration sets for its data set; delta is the plan's unless given."""
+    if ledger.budget_epsilon is None:
+        return None
+    return RenyiFilter(ledger.budget_epsilon, plan.delta if ledger.budget_delta is None else ledger.budget_delta)
+
+
+def _run(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | None) -> Run:
+    texts = (config.to_toml(publish=True), config.to_toml(publish=False))
+    return Run(
+        out,
+        resume=resume,
+        ledger=config.ledger.path,
+        budget=budget_of(config.ledger, plan),
+        seed=seed,
+        checkpoint_every=config.runtime.checkpoint_every,
+        config=texts,
+    )
+
+
+def _extracted(records: Records, extract: Any) -> Records:
+    return records if extract is None else Records((extract(records.tensors[0]), *records.tensors[1:]))
+
+
+def _card(out: Path) -> dict[str, Any]:
+    card: dict[str, Any] = json.loads((out / CARD).read_text())
+    return card

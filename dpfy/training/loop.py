@@ -1,0 +1,257 @@
+"""The private training loop: sample, bound, sum, noise, update. Nothing here knows which sampler, clip, engine or strategy runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.core.errors import InvalidInput
+from dpfy.core.guarantee import Guarantee
+from dpfy.core.values import Bounded
+from dpfy.data.records import as_records
+from dpfy.gradients.checker import LossProbe, check_model
+from dpfy.gradients.engine import Grads
+from dpfy.gradients.select import choose
+from dpfy.noise.stream import NoiseStream
+from dpfy.plan.recipe import Plan
+from dpfy.sampling.sampler import physical
+from dpfy.training import finish, metrics, state
+from dpfy.training.averaging import swapped, trainable
+from dpfy.training.run import Run, RunFolder
+from dpfy.training.runtime import Runtime
+from dpfy.training.update import Update
+
+
+class PrivateTraining:
+    """Private training around your own loop, your own model object and any `torch.optim` optimizer.
+
+        with dpfy.PrivateTraining(model, optimizer, train, plan, run="runs/x") as training:
+            for x, y in training.batches():
+                losses = F.cross_entropy(model(x), y, reduction="none")
+                training.step(losses)
+
+    Guarantees: the plan is reserved in the ledger, durably, before `train` is read; each unit adds at most the clip bound to each
+    step; every step (also an empty one) is noised and divided by the expected batch size; more steps than planned are refused. The
+    model keeps its class and its `state_dict` keys, and every hook is gone when the block is left, also by an exception. A run that
+    was killed and is entered again with ``Run(path, resume=True)`` and the same arguments releases the same bits.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        train: object,
+        plan: Plan,
+        run: str | Path | Run | RunFolder | None = None,
+        *,
+        runtime: Runtime | None = None,
+        update: Update | None = None,
+    ) -> None:
+        check_model(model)
+        _check_optimizer(model, optimizer)
+        self.model, self.optimizer, self.plan = model, optimizer, plan
+        self.runtime = runtime or Runtime()
+        self.rule = update or Update()
+        self.run = run if isinstance(run, Run | RunFolder) else Run(run if run is not None else state.fresh_path())
+        self.engine, self.engine_reason = choose(model, self.runtime.engine)
+        self.identity: dict[str, Any] = {}
+        self.steps_done = 0
+        self._train = train
+        self._entered = False
+        self._pieces: _Pieces | None = None
+        self._probe: LossProbe | None = None
+
+    def __enter__(self) -> PrivateTraining:
+        """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one, and attach the engine."""
+        self.folder = self.run if isinstance(self.run, RunFolder) else RunFolder(self.run, self.plan)
+        try:
+            self.device = torch.device(self.runtime.device or next(self.model.parameters()).device)
+            self.model.to(self.device)
+            self.records = as_records(self._train).to(self.device)
+            self._check_records()
+            self._noise = NoiseStream(self.plan.recipe.strategy, self.plan.scale, self.folder.randomness)
+            self.average = self.rule.averaging.init(self.model)
+            self.noise_state = self._noise.init(dict(trainable(self.model)))
+            self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+            state.restore_or_begin(self)
+            self.engine.attach(self.model)
+            self._probe = LossProbe(self.model)
+        except BaseException as error:
+            self._detach()
+            self.folder.__exit__(type(error), error, None)
+            raise
+        self._last_save = time.monotonic()
+        self._entered = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed."""
+        self._detach()
+        for p in self.model.parameters():
+            p.grad = None
+        try:
+            if kind is None and not self.folder.finished:
+                if self.steps_done == self.plan.recipe.steps:
+                    self.finish()
+                elif self._pieces is None:
+                    state.save(self)
+        finally:
+            self._entered = False
+            self.folder.close()
+
+    def batches(self) -> Iterator[tuple[Tensor, ...]]:
+        """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside."""
+        self._require_entered()
+        recipe, runtime = self.plan.recipe, self.runtime
+        while self.steps_done < recipe.steps:
+            step = self.steps_done
+            rng = self.folder.randomness.generator("sampling", step)
+            indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
+            pieces = list(physical(indices, runtime.max_physical_batch, pad=runtime.pad))
+            self._pieces = _Pieces(len(pieces))
+            if not pieces:
+                self._update(Bounded(self._zeros(), recipe.clip.bound, recipe.unit))
+            for piece, mask in pieces:
+                batch = self.records.take(torch.from_numpy(piece).to(self.device))
+                self._pieces.expect(torch.from_numpy(mask).to(self.device) if not mask.all() else None, len(piece))
+                yield batch
+                if self._pieces is not None and self._pieces.waiting:
+                    raise InvalidInput("step", "no call", "every batch must be followed by exactly one step(losses)")
+
+    def step(self, losses: Tensor) -> None:
+        """Clip and add this physical batch; at the end of the logical batch add noise and let the optimizer move.
+
+        `losses` holds one loss per row of the batch last handed out, with its graph (``reduction="none"``).
+        """
+        self._require_entered()
+        if self.steps_done >= self.plan.recipe.steps:
+            raise InvalidInput("step", self.steps_done, f"the plan allows {self.plan.recipe.steps} steps and all are done")
+        if self._pieces is None or not self._pieces.waiting:
+            raise InvalidInput("step", "an extra call", "step(losses) follows a batch from batches(), once")
+        _check_losses(losses, self._pieces.rows)
+        if self._probe:
+            probe, self._probe = self._probe, None
+            probe.check(losses)
+        part = self.engine.bounded_sum(losses, self.plan.recipe.clip, self._pieces.mask)
+        self._pieces.add(part.value)
+        if self._pieces.complete:
+            self._update(Bounded(self._pieces.total, part.bound, self.plan.recipe.unit))
+
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the whole reserved plan: it holds from the reservation on, however many steps were made."""
+        self._require_entered()
+        return state.guarantee(self)
+
+    def record(self, **values: float) -> None:
+        """Append a row to metrics.jsonl. Only what may be published belongs there: nothing computed from the training data."""
+        self._require_entered()
+        metrics.append(self.folder.path, {"step": self.steps_done, **values})
+
+    def averaged(self) -> Any:
+        """A context in which the model holds the averaged weights (its own, if there is no averaging): use it to evaluate."""
+        return swapped(self.model, self.average)
+
+    def save(self) -> None:
+        """Write a checkpoint now."""
+        self._require_entered()
+        state.save(self)
+
+    def finish(self, utility: dict[str, float] | None = None) -> Path:
+        """End the run: write model and card, erase the secrets. Ending early keeps the bill of the whole plan. Returns the folder."""
+        self._require_entered()
+        self._detach()
+        finish.write(self, utility or {})
+        return self.folder.path
+
+    def _update(self, total: Bounded[Grads]) -> None:
+        """Noise, divide by the expected batch size, step: the logical boundary."""
+        step, recipe = self.steps_done, self.plan.recipe
+        released, self.noise_state = self._noise.release(total, step, self.noise_state, self.folder.permit)
+        parameters = trainable(self.model)
+        for name, value in released.value.items():
+            p = parameters[name]
+            p.grad = (value / recipe.expected_batch).to(p.dtype)
+        if self.rule.schedule is not None:
+            for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+                group["lr"] = base * self.rule.schedule(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.rule.averaging.update(self.average, self.model, step)
+        self.steps_done += 1
+        self._pieces = None
+        if time.monotonic() - self._last_save >= self.folder.run.checkpoint_every:
+            state.save(self)
+            self._last_save = time.monotonic()
+
+    def _zeros(self) -> Grads:
+        return {name: torch.zeros_like(p) for name, p in trainable(self.model).items()}
+
+    def _check_records(self) -> None:
+        expected, found = self.plan.recipe.records, len(self.records)
+        if abs(found - expected) > max(1, expected // 100):
+            raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")
+
+    def _detach(self) -> None:
+        self.engine.detach()
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+
+    def _require_entered(self) -> None:
+        if not self._entered:
+            raise InvalidInput("training", "not entered", "use it as a context: with dpfy.PrivateTraining(...) as training")
+
+
+class _Pieces:
+    """The logical batch under way: which piece is out, and the sum so far."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.waiting = False
+        self.rows = 0
+        self.mask: Tensor | None = None
+        self.total: Grads = {}
+
+    def expect(self, mask: Tensor | None, rows: int) -> None:
+        self.mask, self.rows, self.waiting = mask, rows, True
+
+    def add(self, part: Grads) -> None:
+        if self.total:
+            for name, value in part.items():
+                self.total[name].add_(value)
+        else:
+            self.total = part
+        self.left -= 1
+        self.waiting = False
+
+    @property
+    def complete(self) -> bool:
+        return self.left == 0
+
+
+def _check_losses(losses: Tensor, rows: int) -> None:
+    if not isinstance(losses, Tensor) or losses.dim() == 0:
+        raise InvalidInput("losses", "a scalar", 'must hold one loss per example: compute the loss with reduction="none"')
+    if losses.shape != (rows,):
+        raise InvalidInput(
+            "losses", f"shape {tuple(losses.shape)}", f"must have shape ({rows},): one loss per example of the batch"
+        )
+    if not losses.requires_grad:
+        raise InvalidInput("losses", "no graph", "must depend on the model's trainable parameters")
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    mine = {id(p) for p in trainable(model).values()}
+    if not mine:
+        raise InvalidInput("model", type(model).__name__, "has no trainable parameters")
+    theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if missing := mine - theirs:
+        raise InvalidInput("optimizer", f"{len(missing)} parameters missing", "must hold every trainable parameter of the model")
+    if foreign := theirs - {id(p) for p in model.parameters()}:
+        raise InvalidInput("optimizer", f"{len(foreign)} foreign parameters", "must hold parameters of this model only")

@@ -1,0 +1,31 @@
+"""metrics.jsonl: what a run tells about itself while it goes, one JSON object a line. Only public values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dpfy.core.storage import write_atomically
+
+FILE = "metrics.jsonl"
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """All whole rows so far; a last line that a crash cut short does not count."""
+    file = folder / FILE
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def append(folder: Path, row: dict[str, Any]) -> None:
+    """Add a row."""
+    with open(folder / FILE, "a") as file:
+        file.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+def cut(folder: Path, step: int) -> None:
+    """Forget rows written after `step`: the resumed run will write them again."""
+    kept = [row for row in rows(folder) if row["step"] <= step]
+    write_atomically(folder / FILE, "".join(json.dumps(row) + "\n" for row in kept).encode())

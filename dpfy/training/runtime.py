@@ -1,0 +1,25 @@
+"""Speed knobs. None of them can reach the plan, so none of them can change the guarantee."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpfy.core import check
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a step is computed: engine, largest physical batch, padding to static shapes, device, progress bar.
+
+    `engine` is "auto", "bookkeeping", "batched" or "loop". `device` None keeps the model where it is.
+    """
+
+    engine: str = "auto"
+    max_physical_batch: int = 4096
+    pad: bool = False
+    device: str | None = None
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        check.one_of("engine", self.engine, ["auto", "bookkeeping", "batched", "loop"])
+        check.integer("max_physical_batch", self.max_physical_batch)

@@ -1,0 +1,127 @@
+"""What a checkpoint of a training holds, and what must be the same for a resumed run to be the same run."""
+
+from __future__ import annotations
+
+import secrets as entropy
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dpfy import accounting
+from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.guarantee import Guarantee
+from dpfy.training import checkpoint, metrics
+from dpfy.training.averaging import trainable
+
+if TYPE_CHECKING:
+    from dpfy.training.loop import PrivateTraining
+
+PRACTICE = "the seed was fixed for a test: whoever knows it can remove the noise"
+
+
+def fresh_path() -> Path:
+    """A new folder under runs/ for a run that was not given one."""
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{entropy.token_hex(2)}"
+
+
+def guarantee(training: PrivateTraining) -> Guarantee:
+    """The guarantee of the run's ledger, with the caveats that this run has earned."""
+    caveats = (PRACTICE,) if training.folder.randomness.fixed else ()
+    return training.folder.ledger.guarantee(accounting.accountant(training.plan.accountant), caveats)
+
+
+def identity(training: PrivateTraining) -> dict[str, Any]:
+    """Everything a resumed run must share with the run it resumes: else the same noise would meet other gradients."""
+    randomness = training.folder.randomness
+    shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in trainable(training.model).items()]
+    data = "".join(randomness.tag("data", bytes(piece)) for piece in training.records.content())
+    return {
+        "plan": training.plan.fingerprint(),
+        "data": randomness.tag("records", data.encode()),
+        "model": randomness.tag("model", "\n".join([type(training.model).__name__, *shapes]).encode()),
+        "optimizer": f"{type(training.optimizer).__name__} {_hyperparameters(training)}",
+        "engine": training.engine.name,
+        "physical batch": f"{training.runtime.max_physical_batch} {training.runtime.pad}",
+        "device": training.device.type,
+        "average": training.rule.averaging.decay,
+        "torch": f"{torch.__version__} {torch.get_num_threads()} threads",
+    }
+
+
+def restore_or_begin(training: PrivateTraining) -> None:
+    """Restore the last checkpoint, or write the one of step 0 (initial weights included) before the first release."""
+    file = training.folder.state
+    if not file.is_file():
+        training.identity = identity(training)
+        save(training)
+        return
+    snapshot = checkpoint.read(file, training.folder.randomness)
+    training.identity = identity(training)
+    for key, value in snapshot.facts["identity"].items():
+        if training.identity.get(key) != value:
+            secret = key in ("data", "model", "plan")
+            shown = f"another {key}" if secret else training.identity.get(key)
+            rule = "must be what the run was started with" + ("" if secret else f": {value}")
+            raise InvalidInput(f"resume {key}", shown, rule)
+    _load(training, snapshot)
+    metrics.cut(training.folder.path, training.steps_done)
+
+
+def save(training: PrivateTraining) -> None:
+    """Write the state between two steps: weights, optimizer, averages, noise state, generator position."""
+    tensors, optimizer = checkpoint.split_optimizer(training.optimizer.state_dict())
+    parts: dict[str, dict[str, Tensor]] = {
+        "model": _weights(training),
+        "optimizer": tensors,
+        "average": training.average,
+        "noise": training.noise_state,
+        "random": _generators(training.device),
+    }
+    named = {f"{prefix}.{name}": t for prefix, part in parts.items() for name, t in part.items()}
+    facts = {"identity": training.identity, "optimizer": optimizer, "rates": training._base_rates}
+    checkpoint.write(training.folder.state, checkpoint.Snapshot(training.steps_done, facts, named), training.folder.randomness)
+
+
+def _load(training: PrivateTraining, snapshot: checkpoint.Snapshot) -> None:
+    weights = snapshot.part("model")
+    try:
+        with torch.no_grad():
+            for name, value in _weights(training).items():
+                value.copy_(weights[name])
+            for name, value in snapshot.part("average").items():
+                training.average[name].copy_(value)
+        optimizer = checkpoint.join_optimizer(snapshot.part("optimizer"), snapshot.facts["optimizer"])
+        training.optimizer.load_state_dict(optimizer)
+    except (KeyError, RuntimeError, ValueError) as problem:
+        raise Corrupt("checkpoint/state.safetensors", f"does not fit this model ({problem})") from None
+    training.noise_state = {name: t.to(training.device) for name, t in snapshot.part("noise").items()}
+    training._base_rates = list(snapshot.facts["rates"])
+    training.steps_done = snapshot.step
+    generators = snapshot.part("random")
+    torch.set_rng_state(generators["cpu"])
+    if "device" in generators:
+        torch.cuda.set_rng_state(generators["device"], training.device)
+
+
+def _weights(training: PrivateTraining) -> dict[str, Tensor]:
+    """Parameters and buffers, each storage once (shared ones under their first name)."""
+    named: dict[str, Tensor] = dict(training.model.named_parameters())
+    named |= dict(training.model.named_buffers())
+    return {name: t.detach() for name, t in named.items()}
+
+
+def _generators(device: torch.device) -> dict[str, Tensor]:
+    """Positions of torch's own generators (dropout and the like): not privacy, but exactness."""
+    found = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def _hyperparameters(training: PrivateTraining) -> list[dict[str, Any]]:
+    groups = training.optimizer.state_dict()["param_groups"]
+    rates = iter(training._base_rates)
+    return [{k: (next(rates) if k == "lr" else v) for k, v in g.items() if k not in ("params", "initial_lr")} for g in groups]
