@@ -38,7 +38,8 @@ def read(file: DataFile) -> dict[str, np.ndarray]:
 
 def from_config(config: DataConfig) -> DataSource:
     """Arrays `x` and `y` (split by fraction or with a test file), or `x_train`, `y_train`, `x_test`, `y_test` in one file."""
-    assert config.path is not None and config.classes is not None
+    assert config.path is not None
+    assert config.classes is not None
     file = DataFile.given(config.path)
     arrays = read(file)
     what = "arrays from an NPZ file"

@@ -63,7 +63,9 @@ def well_known(config: DataConfig) -> DataSource:
 
 def from_config(config: DataConfig) -> DataSource:
     """Images and labels from the files that the configuration names."""
-    assert config.path is not None and config.labels_path is not None and config.classes is not None
+    assert config.path is not None
+    assert config.labels_path is not None
+    assert config.classes is not None
     train = images_and_labels(DataFile.given(config.path), DataFile.given(config.labels_path), config.classes)
     test = None
     if config.test_path is not None and config.test_labels_path is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from dpfy.core.errors import InvalidInput, Unsupported
 
@@ -58,7 +59,7 @@ class Records:
         for tensor in self.tensors:
             yield f"{tensor.dtype}{tuple(tensor.shape)};".encode()
             flat = tensor.detach().cpu().contiguous().reshape(-1)
-            yield memoryview(flat.view(torch.uint8).numpy())
+            yield flat.view(torch.uint8).numpy().data
 
 
 def as_records(train: object) -> Records:
@@ -118,10 +119,10 @@ def _tensor(name: str, field: object) -> Tensor:
     raise InvalidInput(name, kind, "must be a tensor or a numeric array")
 
 
-def _stacked(dataset: Dataset[object] | Sequence[object]) -> Records:
+def _stacked(dataset: Any) -> Records:
     """Read a map-style dataset once and stack each field."""
     rows: list[tuple[Tensor, ...]] = []
-    for index in range(len(dataset)):  # type: ignore[arg-type]
+    for index in range(len(dataset)):
         rows.append(_fields(index, dataset[index]))
         if len(rows[-1]) != len(rows[0]):
             raise InvalidInput(f"train[{index}]", f"{len(rows[-1])} fields", f"must have {len(rows[0])} fields like train[0]")

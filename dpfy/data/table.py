@@ -22,13 +22,13 @@ Cells = Sequence[object]
 
 def from_config(config: DataConfig) -> DataSource:
     """A table from the files and the schema that the configuration names."""
-    assert config.path is not None and config.schema is not None
+    assert config.path is not None
+    assert config.schema is not None
     schema = schemas.load(config.schema)
-    read = {"csv": read_csv, "parquet": read_parquet}[config.kind]
 
     def part(path: str) -> Encoded:
         file = DataFile.given(path)
-        return encode(read(file), schema, file.name)
+        return encode(read_csv(file) if config.kind == "csv" else read_parquet(file), schema, file.name)
 
     test = None if config.test_path is None else part(config.test_path)
     return assemble(part(config.path), test, config, len(schema.label.classes), f"a table of {len(schema.features)} columns")
@@ -89,8 +89,11 @@ def encode(columns: dict[str, list[str]] | dict[str, list[object]], schema: Sche
     _check_columns(columns, schema, name)
     blocks, clamped = [], 0
     for column in schema.features:
-        encoder = _numbers if isinstance(column, Number) else _one_hot
-        block, outside = encoder(columns[column.name], column, schema.missing, name)  # type: ignore[arg-type, operator]
+        cells = columns[column.name]
+        if isinstance(column, Number):
+            block, outside = _numbers(cells, column, schema.missing, name)
+        else:
+            block, outside = _one_hot(cells, column, schema.missing, name)
         blocks.append(block)
         clamped += outside
     labels = _labels(columns[schema.label.name], schema.label, name)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from dpfy.models.config import ModelConfig
 from dpfy.models.scattering import CHANNELS, grid, scattering
 
-CHUNK = 250
+CHUNK = 100
 
 
 class ScatteringFeatures(nn.Module):
@@ -41,7 +41,7 @@ def features(config: ModelConfig) -> Callable[[Tensor], Tensor] | None:
 
     def apply(records: Tensor) -> Tensor:
         with torch.no_grad():
-            return torch.cat([module(part) for part in records.split(CHUNK)])
+            return torch.cat([module(part) for part in torch.split(records, CHUNK)])
 
     return apply
 
@@ -50,7 +50,7 @@ def feature_shape(config: ModelConfig, raw: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of one record after :func:`features`."""
     if config.name != "scattering-linear":
         return raw
-    rows, columns = grid(raw[-2], raw[-1])
+    rows, columns = grid(raw)
     return (CHANNELS * rows * columns,)
 
 
