@@ -59,6 +59,11 @@ class Codec:
         return cls(**{k: self.decode(v) for k, v in rest.items()})
 
 
+def number(value: float | None) -> float | str | None:
+    """A float for JSON, which has no infinity."""
+    return "infinity" if value is not None and math.isinf(value) else value
+
+
 def canonical(data: Any) -> str:
     """The one textual form of a JSON value: sorted keys, no spaces, no NaN."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)

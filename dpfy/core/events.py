@@ -180,6 +180,27 @@ class TruncatedPoissonGaussian:
 
 
 @dataclass(frozen=True)
+class BallsInBins:
+    """One Gaussian release of a whole run in which a unit takes part at the steps of one bin, chosen secretly and uniformly.
+
+    `gram` holds the inner products of the bins' responses C u_j, in units of the squared sensitivity; they must not be negative.
+    The noise has standard deviation `noise_multiplier` times the sensitivity.
+    """
+
+    noise_multiplier: float
+    gram: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        check.positive("noise_multiplier", self.noise_multiplier)
+        if not self.gram or any(len(row) != len(self.gram) for row in self.gram):
+            raise InvalidInput("gram", f"{len(self.gram)} rows", "must be square, one row for each bin")
+        for j, row in enumerate(self.gram):
+            check.positive("gram diagonal", row[j])
+            for v in row:
+                check.nonnegative("gram", v)
+
+
+@dataclass(frozen=True)
 class Repeated:
     """`event` run `count` times, independently."""
 
@@ -228,6 +249,7 @@ Event = Union[
     SampledWithoutReplacement,
     SampledWithReplacement,
     TruncatedPoissonGaussian,
+    BallsInBins,
     Repeated,
     Composed,
     RepeatAndSelect,
@@ -250,6 +272,7 @@ CODEC = Codec(
         "sampled-without-replacement": SampledWithoutReplacement,
         "sampled-with-replacement": SampledWithReplacement,
         "truncated-poisson-gaussian": TruncatedPoissonGaussian,
+        "balls-in-bins": BallsInBins,
         "repeated": Repeated,
         "composed": Composed,
         "repeat-and-select": RepeatAndSelect,

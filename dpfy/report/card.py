@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfy import accounting
-from dpfy.core.codec import digest
+from dpfy.core.codec import digest, number
 from dpfy.core.errors import Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
@@ -32,11 +31,6 @@ class RunFacts:
     steps_done: int
     utility: dict[str, float]
     provenance: dict[str, str]
-
-
-def number(value: float | None) -> float | str | None:
-    """A float for JSON, which has no infinity."""
-    return "infinity" if value is not None and math.isinf(value) else value
 
 
 def build(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:

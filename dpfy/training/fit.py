@@ -16,6 +16,7 @@ from dpfy.core import check
 from dpfy.core.guarantee import Guarantee
 from dpfy.data.records import Records, as_records
 from dpfy.plan.recipe import Plan
+from dpfy.training import metrics
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
@@ -81,17 +82,10 @@ def fit(
     started = time.monotonic()
     training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update)
     with training, _progress(training, runtime.progress) as show:
-        marks = _marks(plan.recipe.steps)
         model.train()
-        seen = training.steps_done
-        for features, targets in training.batches():
+        noted = metrics.last_step(training.folder.path)
+        for features, targets in _noting(training, noted, chosen, held_out, show):
             training.step(chosen(model(features), targets))
-            for step in range(seen + 1, training.steps_done + 1):
-                show(step)
-            if training.steps_done > seen and training.steps_done in marks:
-                training.record(epsilon=plan.epsilon_after(training.steps_done), **evaluate(training, chosen, held_out))
-            seen = training.steps_done
-        show(training.steps_done)
         utility = evaluate(training, chosen, held_out)
         guarantee = training.guarantee()
         folder = training.finish(utility)
@@ -102,6 +96,27 @@ def fit(
     epsilon = guarantee.epsilon(plan.delta)
     seconds = time.monotonic() - started
     return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
+
+
+def _noting(
+    training: PrivateTraining, noted: int, loss: Loss, test: Records | None, show: Callable[[int], None]
+) -> Iterator[tuple[Tensor, ...]]:
+    """The batches; between steps, the bar moves and the marked steps leave a row in metrics.jsonl, also where a crash lost it."""
+    marks = _marks(training.plan.recipe.steps)
+
+    def note() -> None:
+        nonlocal noted
+        done = training.steps_done
+        if done > noted:
+            show(done)
+            if done in marks:
+                training.record(epsilon=training.plan.epsilon_after(done), **evaluate(training, loss, test))
+            noted = done
+
+    for batch in training.batches():
+        note()
+        yield batch
+    note()
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpfy.core.codec import number
 from dpfy.core.storage import write_atomically
 
 FILE = "metrics.jsonl"
@@ -19,10 +20,16 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+def last_step(folder: Path) -> int:
+    """The step of the last row, 0 if there is none."""
+    found = rows(folder)
+    return int(found[-1]["step"]) if found else 0
+
+
 def append(folder: Path, row: dict[str, Any]) -> None:
     """Add a row."""
     with open(folder / FILE, "a") as file:
-        file.write(json.dumps(row, allow_nan=False) + "\n")
+        file.write(json.dumps({k: number(v) for k, v in row.items()}, allow_nan=False) + "\n")
 
 
 def cut(folder: Path, step: int) -> None:

@@ -1,0 +1,142 @@
+"""Checks, events, codec, guarantee, randomness."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dpfy.core import check, events
+from dpfy.core.codec import Codec
+from dpfy.core.errors import InvalidInput
+from dpfy.core.guarantee import Guarantee, _up
+from dpfy.core.random import Randomness
+from dpfy.core.unit import Adjacency
+from dpfy.core.values import Bound
+
+
+@pytest.mark.parametrize(
+    ("function", "bad"),
+    [
+        (check.positive, [0, -1.0, math.nan, math.inf, "3", None, True]),
+        (check.nonnegative, [-1e-9, math.nan, math.inf]),
+        (check.inside_unit, [0, 1, -0.1, math.nan]),
+        (check.rate, [0, 1.0001]),
+        (check.fraction, [-0.1, 1.1]),
+        (check.integer, [0, 1.0, "2", True]),
+    ],
+)
+def test_checks_refuse_with_name_value_and_rule(function, bad):
+    for value in bad:
+        with pytest.raises(InvalidInput) as caught:
+            function("field", value)
+        assert str(caught.value).startswith("field: got ")
+        assert "; must" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_one_of_names_the_nearest():
+    with pytest.raises(InvalidInput, match="did you mean 'epsilon'"):
+        check.known_keys("privacy", ["epsilom"], ("epsilon", "delta"))
+
+
+EVENTS = [
+    events.Nothing(),
+    events.NotPrivate(),
+    events.Gaussian(1.5),
+    events.Laplace(0.5),
+    events.DiscreteLaplace(0.3, 2),
+    events.DiscreteGaussian(4.0, 2),
+    events.RandomizedResponse(0.25, 4),
+    events.GaussianMixture(1.0, (0.0, 1.0), (0.9, 0.1)),
+    events.EpsilonDelta(1.0, 1e-6),
+    events.Zcdp(0.1, 0.0),
+    events.PoissonSampled(0.01, events.Gaussian(1.0)),
+    events.SampledWithoutReplacement(100, 10, events.Gaussian(1.0)),
+    events.SampledWithReplacement(100, 10, events.Gaussian(1.0)),
+    events.TruncatedPoissonGaussian(100, 0.1, 20, 1.0),
+    events.BallsInBins(2.0, ((1.0, 0.5), (0.5, 1.0))),
+    events.Repeated(events.Gaussian(1.0), 7),
+    events.Composed((events.Gaussian(1.0), events.Laplace(2.0))),
+    events.RepeatAndSelect(events.Gaussian(1.0), 10.0, math.inf),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_events_survive_json(event):
+    import json
+
+    assert events.CODEC.decode(json.loads(json.dumps(events.CODEC.encode(event)))) == event
+
+
+def test_every_event_is_in_the_codec():
+    assert {type(e) for e in EVENTS} == set(events.CODEC.table.values())
+
+
+def test_codec_constructs_nothing_outside_its_table():
+    for data in (
+        {"kind": "os.system", "command": "x"},
+        {"kind": "gaussian", "noise_multiplier": 1.0, "extra": 1},
+        {"kind": "gaussian"},
+    ):
+        with pytest.raises(InvalidInput):
+            events.CODEC.decode(data)
+    with pytest.raises(InvalidInput):
+        Codec("nothing", {}).encode(Bound(1.0))
+
+
+def test_flatten_multiplies_counts():
+    inner = events.Repeated(events.Gaussian(1.0), 3)
+    whole = events.Composed((events.Repeated(inner, 5), events.Gaussian(1.0), events.Nothing(), events.Laplace(1.0)))
+    assert events.flatten(whole) == [(events.Gaussian(1.0), 16), (events.Laplace(1.0), 1)]
+
+
+def test_printed_epsilon_is_never_below_the_value():
+    generator = np.random.default_rng(0)
+    for value in generator.uniform(0, 10, 200):
+        assert float(_up(value)) >= value
+    assert _up(3.0) == "3.000"
+
+
+class _Gauss:
+    """The exact curve of one Gaussian with mu = 1."""
+
+    def delta(self, epsilon):
+        from scipy.stats import norm
+
+        return norm.cdf(0.5 - epsilon) - math.exp(epsilon) * norm.cdf(-0.5 - epsilon)
+
+    def epsilon(self, delta):
+        return 4.3775
+
+    def epsilon_lower(self, delta):
+        return None
+
+
+def test_tradeoff_is_below_and_close_to_the_exact_one():
+    from scipy.stats import norm
+
+    guarantee = Guarantee(_Gauss(), "exact", Adjacency.ADD_OR_REMOVE_ONE)
+    rates = [0.001, 0.01, 0.1, 0.3, 0.5, 0.9]
+    exact = [norm.cdf(norm.ppf(1 - a) - 1) for a in rates]
+    for got, truth in zip(guarantee.tradeoff(rates), exact, strict=True):
+        assert truth - 0.01 <= got <= truth + 1e-12
+
+
+def test_sentence_names_unit_adjacency_and_accountant():
+    sentence = Guarantee(_Gauss(), "exact", Adjacency.ADD_OR_REMOVE_ONE, caveats=("x holds",)).sentence(1e-5)
+    for part in ("(4.378, 1e-05)", "one example", "add-or-remove-one", "exact accountant", "Provided that: x holds"):
+        assert part in sentence
+
+
+def test_randomness_is_a_function_of_its_address():
+    one = Randomness.for_tests(1)
+    assert one.generator("noise", 3).random() == one.generator("noise", 3).random()
+    keys = {one.key(s, t, p) for s in ("noise", "sampling", "nois") for t in range(50) for p in range(3)}
+    assert len(keys) == 450
+    assert Randomness.for_tests(2).key("noise", 3) != one.key("noise", 3)
+    assert Randomness.from_os().secret != Randomness.from_os().secret
+    assert one.secret.hex() not in repr(one)
+    assert one.fixed
+    assert not Randomness.from_os().fixed

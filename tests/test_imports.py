@@ -1,0 +1,71 @@
+"""The layout is enforced: who may import whom, and that the calculator never pays for torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "dpfy"
+
+BELOW_PLAN = {"core", "accounting", "mechanisms", "sampling", "gradients", "noise"}
+MAY_IMPORT = {
+    "core": set(),
+    "accounting": {"core"},
+    "mechanisms": {"core"},
+    "sampling": {"core"},
+    "gradients": {"core"},
+    "noise": {"core", "mechanisms"},
+    "plan": {"core", "accounting", "sampling", "gradients", "noise"},
+    "models": {"core"},
+    "data": {"core"},
+    "audit": {"core"},
+    "report": {"core", "accounting", "plan", "audit"},
+    "training": BELOW_PLAN | {"plan", "models", "data", "report"},
+    "studies": BELOW_PLAN | {"plan", "models", "data", "report", "training", "audit"},
+    "cli": BELOW_PLAN | {"plan", "models", "data", "report", "training", "audit", "studies"},
+}
+"""DESIGN's table; that training imports report is explained in docs/decisions.md."""
+
+
+def imports(file: Path) -> set[tuple[str, str]]:
+    """(folder, module) of every dpfy import in a file, wherever it stands."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "dpfy" else [node.module]
+            if node.module.count(".") == 1:
+                names = [f"{node.module}.{a.name}" for a in node.names]
+        found |= {(n.split(".")[1], n) for n in names if n.startswith("dpfy.")}
+    return found
+
+
+FILES = sorted(p for p in ROOT.rglob("*.py") if p.parent != ROOT)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_layers(file):
+    folder = file.relative_to(ROOT).parts[0]
+    assert folder in MAY_IMPORT, f"{folder} is not in the table"
+    for imported, module in imports(file):
+        if imported == folder or imported == "__version__":
+            continue
+        assert imported in MAY_IMPORT[folder], f"{folder} must not import {module}"
+        if folder == "plan" and imported == "gradients":
+            assert module.startswith("dpfy.gradients.clip"), "plan reads only the clip from gradients"
+
+
+LIGHT = ["dpfy", "dpfy.core.ledger", "dpfy.accounting", "dpfy.plan.recipe", "dpfy.cli.app", "dpfy.sampling.poisson"]
+HEAVY = ("torch", "dp_accounting", "matplotlib", "pandas")
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_no_torch_at_import(module):
+    code = f"import sys, {module}; sys.exit(', '.join(m for m in {HEAVY} if m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.strip() == ""

@@ -1,0 +1,215 @@
+"""Run folders: resuming, refusing, and being safe to publish."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dpfy
+from dpfy.core.errors import Busy, Corrupt, InvalidInput
+
+sys.path.insert(0, str(Path(__file__).parent))
+import small
+
+
+def stop_after(path: Path, steps: int, seed: int = 5) -> None:
+    """Begin a run and leave it after some steps, as a user who breaks out of the loop does."""
+    torch.set_num_threads(1)
+    net = small.model()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    update = dpfy.Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
+    run = dpfy.Run(path, seed=seed)
+    runtime = dpfy.Runtime(max_physical_batch=12)
+    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(), run, runtime=runtime, update=update) as training:
+        for x, y in training.batches():
+            training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
+            if training.steps_done == steps:
+                break
+
+
+def test_resumed_equals_uninterrupted(tmp_path):
+    small.train(dpfy.Run(tmp_path / "whole", seed=5))
+    stop_after(tmp_path / "cut", 17)
+    assert not (tmp_path / "cut" / "privacy.json").exists()
+    small.train(dpfy.Run(tmp_path / "cut", resume=True))
+    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+def test_an_unfinished_run_is_not_overwritten(tmp_path):
+    stop_after(tmp_path / "run", 3)
+    with pytest.raises(InvalidInput, match="unfinished run; resume it"):
+        small.train(tmp_path / "run")
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path):
+    small.train(tmp_path / "run", steps=2)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    for resume in (False, True):
+        with pytest.raises(InvalidInput, match="already holds a finished run"):
+            small.train(dpfy.Run(tmp_path / "run", resume=resume), steps=2)
+    assert before == {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+
+
+def test_a_different_plan_is_refused(tmp_path):
+    stop_after(tmp_path / "run", 3)
+    with pytest.raises(InvalidInput, match=r"different plan \(noise_multiplier: 2.0 there, 3.0 here\)"):
+        small.train(dpfy.Run(tmp_path / "run", resume=True), noise=3.0)
+
+
+def test_other_data_or_settings_are_refused_on_resume(tmp_path):
+    """The same noise must never meet other gradients."""
+    stop_after(tmp_path / "run", 3)
+    x, y = small.data()
+    x[0, 0] += 1
+    net = small.model()
+    adam = torch.optim.Adam(net.parameters(), lr=0.05)
+    run, plan, runtime = dpfy.Run(tmp_path / "run", resume=True), small.plan(), dpfy.Runtime(max_physical_batch=12)
+    with pytest.raises(InvalidInput, match="resume data"):
+        dpfy.fit(net, (x, y), plan=plan, optimizer=adam, run=run, runtime=runtime, update=dpfy.Update(0.9))
+    faster = torch.optim.Adam(net.parameters(), lr=0.5)
+    with pytest.raises(InvalidInput, match="resume optimizer"):
+        dpfy.fit(net, small.data(), plan=plan, optimizer=faster, run=run, runtime=runtime, update=dpfy.Update(0.9))
+    with pytest.raises(InvalidInput, match="resume average"):
+        dpfy.fit(net, small.data(), plan=plan, optimizer=adam, run=run, runtime=runtime)
+    small.train(run)  # the right one still resumes
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "foreign"])
+def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path, damage):
+    stop_after(tmp_path / "run", 3)
+    state = tmp_path / "run" / "checkpoint" / "state.safetensors"
+    whole = state.read_bytes()
+    if damage == "flip":
+        state.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    elif damage == "cut":
+        state.write_bytes(whole[: len(whole) // 2])
+    else:
+        stop_after(tmp_path / "other", 3, seed=6)
+        state.write_bytes((tmp_path / "other" / "checkpoint" / "state.safetensors").read_bytes())
+    with pytest.raises(Corrupt, match=r"checkpoint/state\.safetensors"):
+        small.train(dpfy.Run(tmp_path / "run", resume=True))
+
+
+def test_a_run_whose_secret_is_gone_cannot_be_resumed(tmp_path):
+    stop_after(tmp_path / "run", 3)
+    (tmp_path / "run" / "checkpoint" / "secret.json").unlink()
+    with pytest.raises(Corrupt, match="start a new one"):
+        small.train(dpfy.Run(tmp_path / "run", resume=True))
+
+
+def test_a_foreign_folder_is_not_touched(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InvalidInput, match="holds no dpfy run"):
+        small.train(tmp_path / "run")
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["thesis.tex"]
+
+
+def test_one_process_at_a_time(tmp_path):
+    stop_after(tmp_path / "run", 3)
+    from dpfy.core.ledger import hold
+
+    with hold(tmp_path / "run" / "checkpoint" / "lock", "test"), pytest.raises(Busy, match="another process"):
+        small.train(dpfy.Run(tmp_path / "run", resume=True))
+
+
+def test_secrets_are_in_files_only_their_owner_can_read(tmp_path):
+    old = os.umask(0)
+    try:
+        stop_after(tmp_path / "run", 3)
+    finally:
+        os.umask(old)
+    hidden = tmp_path / "run" / "checkpoint"
+    assert stat.S_IMODE(hidden.stat().st_mode) == 0o700
+    secret = json.loads((hidden / "secret.json").read_text())["secret"]
+    for file in hidden.iterdir():
+        if file.name != "lock":
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    for file in (tmp_path / "run").iterdir():
+        if file.is_file():
+            assert secret.encode() not in file.read_bytes()
+            assert bytes.fromhex(secret) not in file.read_bytes()
+
+
+def test_a_finished_run_folder_is_safe_to_publish(tmp_path, monkeypatch):
+    """No seed, no noise state, no record, no per-example value, no absolute path in any file."""
+    from dpfy.core.random import Randomness
+    from dpfy.noise.gaussian import draw
+    from dpfy.training import config, job
+
+    x, y = small.data()
+    np.savez(tmp_path / "secret_people.npz", x=x.numpy(), y=y.numpy())
+    flags = {
+        "data.kind": "npz", "data.path": str(tmp_path / "secret_people.npz"), "data.classes": 3, "data.range": (-4.0, 4.0),
+        "data.test_fraction": 0.2, "privacy.records": 160, "privacy.delta": 1e-3, "model.name": "linear", "training.batch_size": 40.0,
+        "training.steps": 4, "ledger.path": str(tmp_path / "people.jsonl"),
+    }  # fmt: skip
+    randomness = Randomness.for_tests(9)
+    job.run(config.make({}, flags), tmp_path / "run", seed=9)
+    files = sorted(p for p in (tmp_path / "run").rglob("*") if p.is_file())
+    names = {"config.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "plan.json", "privacy.json"}
+    assert names <= {p.name for p in files} <= names | {"report.html"}
+    noise = draw({"w": torch.zeros(3, small.FEATURES)}, randomness, "noise", 0)["w"]
+    needles = [
+        randomness.secret,
+        randomness.secret.hex().encode(),
+        str(tmp_path).encode(),
+        str(Path.home()).encode() + b"/",
+        os.getcwd().encode(),
+    ]
+    needles += [row.numpy().tobytes() for row in x] + [noise.numpy().tobytes()[:16]]
+    needles += [repr(float(v)).encode() for v in x[:5].flatten()]
+    for file in files:
+        content = file.read_bytes()
+        for needle in needles:
+            assert needle not in content, (file.name, needle)
+        if file.suffix != ".safetensors":
+            assert not re.search(rb"[\"' ]/(home|root|tmp|work|Users|var)/", content), file.name
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {key for row in rows for key in row} == {"step", "epsilon", "test_loss", "test_accuracy"}
+
+
+def test_refused_input_gives_the_reservation_back(tmp_path):
+    """A bad data file costs no budget and leaves no folder."""
+    from dpfy.core.ledger import Ledger
+    from dpfy.training import config, job
+
+    (tmp_path / "bad.npz").write_bytes(b"not an archive")
+    flags = {
+        "data.kind": "npz", "data.path": str(tmp_path / "bad.npz"), "data.classes": 3, "privacy.records": 160, "privacy.delta": 1e-3,
+        "model.name": "linear", "ledger.path": str(tmp_path / "people.jsonl"), "ledger.budget_epsilon": 4.0,
+    }  # fmt: skip
+    for _ in range(3):
+        with pytest.raises((InvalidInput, Corrupt), match=r"bad\.npz"):
+            job.run(config.make({}, flags), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert Ledger.read(tmp_path / "people.jsonl").permits() == []
+
+
+def test_ending_early_keeps_the_whole_bill(tmp_path):
+    net = small.model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(), tmp_path / "run") as training:
+        for x, y in training.batches():
+            training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
+            if training.steps_done == 5:
+                training.finish()
+                break
+    card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert card["steps_done"] == 5
+    assert card["guarantee"]["epsilon"] == small.plan().epsilon
+    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+
+
+def test_a_test_seed_is_a_caveat(tmp_path):
+    small.train(dpfy.Run(tmp_path / "run", seed=1), steps=2)
+    card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert "whoever knows it can remove the noise" in card["statement"]
