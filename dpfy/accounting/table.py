@@ -22,7 +22,13 @@ def _pld() -> Accountant:
     return PeerPld()
 
 
-TABLE: dict[str, Callable[[], Accountant]] = {"rdp": _rdp, "pld": _pld}
+def _monte_carlo() -> Accountant:
+    from dpfy.accounting.bins import MonteCarlo
+
+    return MonteCarlo()
+
+
+TABLE: dict[str, Callable[[], Accountant]] = {"rdp": _rdp, "pld": _pld, "monte-carlo": _monte_carlo}
 
 
 def accountant(name: str = DEFAULT) -> Accountant:
