@@ -20,8 +20,9 @@ from torch.utils.hooks import RemovableHandle
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contribution import Contribution, Direct, Shared
-from dpfy.gradients.engine import Grads, cautious, checked, group_rows, narrowest, silence, trainable, zeros
+from dpfy.gradients.combine import combine
+from dpfy.gradients.contribution import Contribution, Direct, Measured, Shared
+from dpfy.gradients.engine import Grads, checked, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
 from dpfy.gradients.replay import Replay
@@ -59,6 +60,7 @@ class BookkeepingEngine:
         self._lost: set[Site] = set()
         self._strays: set[str] = set()
         self._seen: set[str] = set()
+        self._several: set[str] = set()
         self._cut = Cut()
 
     def attach(self, model: nn.Module) -> None:
@@ -84,7 +86,7 @@ class BookkeepingEngine:
             self._replay.close()
             self._replay = None
         self._params, self._names, self._cut = None, {}, Cut()
-        self._strays, self._seen, self._lost = set(), set(), set()
+        self._strays, self._seen, self._several, self._lost = set(), set(), set(), set()
 
     def _release(self, module: nn.Module) -> None:
         self._sites.pop(module, None)
@@ -95,14 +97,12 @@ class BookkeepingEngine:
         """See :class:`dpfy.gradients.engine.Engine`."""
         params = attached(self._params)
         mask = checked(losses, mask)
-        total = zeros(params)
         if not len(losses) or not params:
-            return Bounded(total, clip.bound)
+            return Bounded(zeros(params), clip.bound)
         with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
             found = self._contributions(losses, params)
-            used = [name for name in params if name in found]
-            if used:
-                total |= _combine({name: found[name] for name in used}, clip, list(params), params, mask)
+            sums = combine(found, clip, params, mask) if found else {}
+            total = {name: _shaped(sums[name], p) if name in sums else torch.zeros_like(p) for name, p in params.items()}
         forget(self._replay)
         if self._replay is not None and not self._tape.unsettled and not self._strays:
             self._replay.close()  # only strays need it, and it keeps the model's output alive
@@ -130,6 +130,7 @@ class BookkeepingEngine:
             names = ", ".join(sorted(missed))
             raise Unsupported(f"{names}: a use outside of its layer that appeared after the first batch", "use engine='batched'")
         self._seen |= set(parts)
+        self._several |= {name for name, uses in parts.items() if len(uses) > 1}
         self._isolate(losses, parts, sound)
         return {name: uses[0] if len(uses) == 1 else Shared(uses) for name, uses in parts.items()}
 
@@ -144,7 +145,11 @@ class BookkeepingEngine:
     def _explain(self, report: Report, batch: int, parts: dict[str, list[Contribution]]) -> None:
         if report.site not in self._lost:
             for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch)):
-                parts.setdefault(self._names[p], []).append(contribution)
+                name = self._names[p]
+                if name not in self._several and not isinstance(contribution, Direct):
+                    # Norms are taken while the layer's tensors are at hand; what is kept may be much smaller than they are.
+                    contribution = Measured.of(contribution)
+                parts.setdefault(name, []).append(contribution)
 
     def _sources(self, graph: Graph) -> list[_Source]:
         """Where gradients go that no row explains: parameters still in the graph, and layers that run without a batch."""
@@ -235,22 +240,5 @@ class _Source:
         return [(names[p], Direct(torch.stack(each))) for p, each in rows.items()]
 
 
-def _combine(
-    found: dict[str, Contribution], clip: Clip, names: list[str], params: dict[str, nn.Parameter], mask: Tensor | None
-) -> Grads:
-    """Norms, multipliers, weighted sums."""
-    groups = group_rows(clip, names)
-    squares = {name: c.squared_norm() for name, c in found.items()}
-    some = next(iter(squares.values()))
-    stacked = [[squares[names[i]] for i in members if names[i] in squares] for members in groups]
-    squared_norms = torch.stack([torch.stack(s).sum(0) if s else torch.zeros_like(some) for s in stacked])
-    squared_norms = cautious(squared_norms, narrowest(params))
-    scale = silence(clip.scale(squared_norms), squared_norms, mask)
-    keep = squared_norms.isfinite().all(0)
-    if not bool(keep.all()):
-        found = {name: c.cleaned(keep) for name, c in found.items()}
-    sums: Grads = {}
-    for members, weights in zip(groups, scale, strict=True):
-        for name in (names[i] for i in members if names[i] in found):
-            sums[name] = found[name].weighted_sum(weights).to(params[name].dtype).view(params[name].shape)
-    return sums
+def _shaped(total: Tensor, like: Tensor) -> Tensor:
+    return total.to(like.dtype).view(like.shape)

@@ -13,8 +13,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dpfy.gradients import kernels
+
 CHUNK_ELEMENTS = 2**22
 """How many elements of per-example gradients may exist at once while a norm is computed."""
+
+PASS_COST = 48
+"""What writing and reading a kept gradient element costs, in multiply-adds of a matrix product (measured on a CPU)."""
+
+KEEP_ELEMENTS = 2**23
+"""On a CPU, per-example gradients of one parameter up to this size are kept: their weighted sum is then one pass over memory."""
 
 
 class Contribution(Protocol):
@@ -25,8 +33,13 @@ class Contribution(Protocol):
         """Elements of the parameter."""
         ...
 
-    def squared_norm(self) -> Tensor:
-        """[batch] squared norms, in float32 or wider."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which the weighted sum is made."""
+        ...
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        """Squared norms as [parts, batch] partial sums, in float32 or wider, and what to keep for the weighted sum."""
         ...
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -70,8 +83,14 @@ def row_chunks(batch: int, width: int, elements: int = CHUNK_ELEMENTS) -> list[s
 
 
 def norm_by_parts(batch: int, width: int, part: Callable[[slice], Tensor]) -> Tensor:
-    """Squared norms from materialised gradients, a bounded chunk at a time."""
-    return torch.cat([row_squares(part(rows)) for rows in row_chunks(batch, width)])
+    """Squared norms from materialised gradients, a bounded chunk at a time: [1, batch]."""
+    return torch.cat([row_squares(part(rows)) for rows in row_chunks(batch, width)])[None]
+
+
+def kept_whole(part: Contribution, batch: int) -> tuple[Tensor, Contribution]:
+    """Materialise once, for the norm and for the weighted sum."""
+    grads = part.per_example(slice(0, batch))
+    return row_squares(grads)[None], Direct(grads)
 
 
 @dataclass(frozen=True)
@@ -84,8 +103,12 @@ class Direct:
     def width(self) -> int:
         return self.grads[0].numel()
 
-    def squared_norm(self) -> Tensor:
-        return row_squares(self.grads)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return row_squares(self.grads)[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         flat = self.grads.flatten(1)
@@ -109,14 +132,27 @@ class Outer:
     def width(self) -> int:
         return self.left.shape[-1] * self.right.shape[-1]
 
-    def squared_norm(self) -> Tensor:
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.left.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
         batch, positions, p = self.left.shape
-        if positions == 1:
-            return row_squares(self.left) * row_squares(self.right)
         d = self.right.shape[-1]
-        if positions * (p + d) <= p * d:
-            return self._gram()
-        return norm_by_parts(batch, self.width, self.per_example)
+        if positions == 1:
+            return (row_squares(self.left) * row_squares(self.right))[None], self
+        if kernels.usable(self.left):
+            return self._on_gpu(positions, p, d), self
+        gram, product = positions**2 * (p + d), positions * p * d
+        if batch * p * d <= KEEP_ELEMENTS and PASS_COST * p * d <= 2 * gram:
+            return kept_whole(self, batch)
+        return (self._gram() if 2 * gram <= product else norm_by_parts(batch, p * d, self.per_example)), self
+
+    def _on_gpu(self, positions: int, p: int, d: int) -> Tensor:
+        """Gram matrices tile by tile, or per-example products where there are many positions for the width."""
+        if positions * (p + d) <= 2 * p * d:
+            return kernels.gram_norm(self.left, self.right)
+        return norm_by_parts(len(self.left), p * d, self.per_example)
 
     def _gram(self) -> Tensor:
         """sum over t, s of (left[t] . left[s]) (right[t] . right[s])."""
@@ -124,10 +160,15 @@ class Outer:
         for rows in row_chunks(self.left.shape[0], 2 * self.left.shape[1] ** 2):
             left, right = self.left[rows], self.right[rows]
             parts.append((wide(left @ left.mT) * wide(right @ right.mT)).sum((1, 2)))
-        return torch.cat(parts)
+        return torch.cat(parts)[None]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return scaled(self.left, weights).flatten(0, 1).t() @ self.right.flatten(0, 1)
+        left, right = self.left, self.right
+        if left.shape[-1] <= right.shape[-1]:
+            left = scaled(left, weights)
+        else:
+            right = scaled(right, weights)
+        return left.flatten(0, 1).t() @ right.flatten(0, 1)
 
     def per_example(self, rows: slice) -> Tensor:
         return self.left[rows].mT @ self.right[rows]
@@ -148,13 +189,23 @@ class Rows:
     def width(self) -> int:
         return self.count * self.grads.shape[-1]
 
-    def squared_norm(self) -> Tensor:
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        if kernels.usable(self.grads):
+            return kernels.gram_norm(self.grads, self.index), self
         parts = []
         for rows in row_chunks(self.index.shape[0], 2 * self.index.shape[1] ** 2):
             same = self.index[rows, :, None] == self.index[rows, None, :]
             g = self.grads[rows]
-            parts.append((wide(g @ g.mT) * same).sum((1, 2)))
-        return torch.cat(parts)
+            if g.stride(1) == 0:
+                # every position has the same gradient (mean or sum of embeddings): only the coincidences count
+                parts.append(row_squares(g[:, :1]) * same.sum((1, 2)))
+            else:
+                parts.append((wide(g @ g.mT) * same).sum((1, 2)))
+        return torch.cat(parts)[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.grads.new_zeros(self.count, self.grads.shape[-1])
@@ -169,6 +220,10 @@ class Rows:
 
     def cleaned(self, keep: Tensor) -> Rows:
         return replace(self, grads=kept(self.grads, keep))
+
+
+GROUPED_WIDTH = 80_000
+"""Convolutions with more weights than this run faster example by example than folded into groups (measured on a CPU)."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +252,18 @@ class Convolution:
     def width(self) -> int:
         return self.weight.numel()
 
-    def squared_norm(self) -> Tensor:
-        return norm_by_parts(len(self.inputs) // self.images, self.width * self.images, self.per_example)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        batch, how = len(self.inputs) // self.images, self.geometry
+        if kernels.usable(self.grads) and len(how.stride) == 2 and how.groups == 1 and self.images == 1 and not how.transposed:
+            norms = kernels.conv_norm(self.inputs, self.grads, self.weight, how.stride, how.padding, how.dilation)
+            return norms, self
+        if batch * self.width <= KEEP_ELEMENTS:
+            return kept_whole(self, batch)
+        return norm_by_parts(batch, self.width * self.images, self.per_example), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         grads = scaled(self.grads, weights.repeat_interleave(self.images) if self.images > 1 else weights)
@@ -208,6 +273,10 @@ class Convolution:
         rows = slice(rows.start * self.images, rows.stop * self.images)
         a, g, w = self.inputs[rows], self.grads[rows], self.weight
         many = len(a)
+        if not a.is_cuda and self.width > GROUPED_WIDTH:
+            each = [weight_gradient(a[i : i + 1], g[i : i + 1], w, self.geometry) for i in range(many)]
+            grads = torch.stack(each)
+            return grads if self.images == 1 else grads.unflatten(0, (-1, self.images)).sum(1)
         wide_weight = w.expand(many, *w.shape).flatten(0, 1)
         geometry = replace(self.geometry, groups=self.geometry.groups * many)
         grads = weight_gradient(a.flatten(0, 1)[None], g.flatten(0, 1)[None], wide_weight, geometry).unflatten(0, (many, w.shape[0]))
@@ -227,6 +296,40 @@ def weight_gradient(inputs: Tensor, grads: Tensor, weight: Tensor, how: Geometry
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A contribution whose norms are known already, and what was kept of it."""
+
+    norms: Tensor  # [parts, batch]
+    rest: Contribution
+
+    @classmethod
+    def of(cls, part: Contribution) -> Measured:
+        """Measure `part` now."""
+        norms, rest = part.measured()
+        return cls(norms, rest)
+
+    @property
+    def width(self) -> int:
+        return self.rest.width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rest.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return self.norms, self.rest
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.rest.weighted_sum(weights)
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.rest.per_example(rows)
+
+    def cleaned(self, keep: Tensor) -> Measured:
+        return Measured(self.norms, self.rest.cleaned(keep))
+
+
+@dataclass(frozen=True)
 class Shared:
     """Several uses of one parameter. The cross terms are exact."""
 
@@ -236,16 +339,20 @@ class Shared:
     def width(self) -> int:
         return self.parts[0].width
 
-    def squared_norm(self) -> Tensor:
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
         merged = merge(self.parts)
         if len(merged) == 1:
-            return merged[0].squared_norm()
+            return merged[0].measured()
         kinds = {type(m): m for m in merged}
-        if len(merged) == 2 and isinstance(kinds.get(Outer), Outer) and isinstance(kinds.get(Rows), Rows):
-            outer, rows = kinds[Outer], kinds[Rows]
-            return outer.squared_norm() + rows.squared_norm() + 2 * tied_product(outer, rows)  # type: ignore[arg-type]
-        batch = batch_of(merged[0])
-        return norm_by_parts(batch, self.width * len(merged), self.per_example)
+        outer, rows = kinds.get(Outer), kinds.get(Rows)
+        if len(merged) == 2 and isinstance(outer, Outer) and isinstance(rows, Rows):
+            norms = [outer.measured()[0], rows.measured()[0], 2 * tied_product(outer, rows)[None]]
+            return torch.cat(norms), self
+        return norm_by_parts(batch_of(merged[0]), self.width * len(merged), self.per_example), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.parts[0].weighted_sum(weights)
@@ -273,6 +380,7 @@ def batch_of(part: Contribution) -> int:
 
 def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     """Join uses of the same kind: sums of outer products and of rows are longer sums, direct gradients add."""
+    parts = [p.rest if isinstance(p, Measured) else p for p in parts]
     outers = [p for p in parts if isinstance(p, Outer)]
     rows = [p for p in parts if isinstance(p, Rows)]
     direct = [p for p in parts if isinstance(p, Direct)]

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpfy.gradients.contribution import Contribution, Convolution, Direct, Geometry, Outer, Rows
+from dpfy.gradients import kernels
+from dpfy.gradients.contribution import Contribution, Convolution, Direct, Geometry, Outer, Rows, wide
 from dpfy.gradients.tape import Site, Tape
 
 Found = list[tuple[Tensor, Contribution]]
@@ -95,6 +96,9 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         a, m, r = saved
+        if kernels.usable(g):
+            scale, shift = _fused_scale(view(g), view(a), view(m), view(r), keep)
+            return wanted([(module.weight, lambda: Direct(scale)), (module.bias, lambda: Direct(shift))])
         return wanted(
             [
                 (module.weight, lambda: Direct(total(view(g * ((a - m) * r)), keep))),
@@ -103,6 +107,15 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
         )
 
     return tape.tap(y, site, explain, (x, mean, rstd))
+
+
+def _fused_scale(g: Tensor, a: Tensor, mean: Tensor, rstd: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """Gradients of scale and shift in one pass, on a GPU."""
+    shape = g.shape[g.dim() - keep :]
+    batch, width = len(g), shape.numel()
+    flat = [t.reshape(batch, -1) for t in (mean, rstd)]
+    scale, shift = kernels.scale_sums(g.reshape(batch, -1, width), a.reshape(batch, -1, width), flat[0], flat[1])
+    return scale.view(batch, *shape), shift.view(batch, *shape)
 
 
 def run_rms_norm(module: nn.RMSNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:
@@ -141,16 +154,27 @@ def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Ten
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         a, m, r = saved
-        sums = total_space(g)
+        sums, products = pair_sums(g, a)
 
         def scale() -> Contribution:
-            each = channels // groups
-            centred = total_space(g * a) - sums * m.repeat_interleave(each, 1)
-            return Direct(total(view(centred * r.repeat_interleave(each, 1)), 1))
+            each = (many, groups, channels // groups)
+            centred = torch.addcmul(products.view(each), sums.view(each), m.to(sums.dtype)[..., None], value=-1)
+            return Direct(total(view((centred * r[..., None]).view(many, channels)), 1))
 
         return wanted([(module.weight, scale), (module.bias, lambda: Direct(total(view(sums), 1)))])
 
     return tape.tap(y, site, explain, (x, mean, rstd))
+
+
+def pair_sums(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """[many, channels] sums over space of g, and of g times a, in float32 or wider."""
+    if kernels.usable(g):
+        return kernels.pair_sums(g, a)
+    if g.dim() == 2 or g.dtype not in (torch.float32, torch.float64):
+        return total_space(g), total_space(wide(g) * wide(a))
+    rows = g.shape[0] * g.shape[1]
+    products = torch.bmm(g.reshape(rows, 1, -1), a.reshape(rows, -1, 1))
+    return total_space(g), products.view(g.shape[:2])
 
 
 def total_space(t: Tensor) -> Tensor:

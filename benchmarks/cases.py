@@ -1,0 +1,195 @@
+"""The models that the step benchmark measures: small ones for a CPU, large ones for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, a batch of inputs and targets, and one loss per example."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[], Batch]
+    losses: Callable[[Tensor, Tensor], Tensor]
+
+
+def classes(output: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy, one per example."""
+    return F.cross_entropy(output.float(), target, reduction="none")
+
+
+def tokens(output: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy over the positions of each example."""
+    return F.cross_entropy(output.flatten(0, 1).float(), target.flatten(), reduction="none").view(target.shape).mean(1)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads, self.causal = heads, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """A language model with learnt positions and an untied head."""
+
+    def __init__(self, layers: int, width: int, heads: int, vocabulary: int, length: int) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList([Block(width, heads, causal=True) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, index: Tensor) -> Tensor:
+        places = torch.arange(index.shape[1], device=index.device).expand(index.shape)
+        x = self.token(index) + self.position(places)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Vit(nn.Module):
+    """A vision transformer on 16 x 16 patches."""
+
+    def __init__(self, layers: int = 12, width: int = 768, heads: int = 12, classes: int = 100) -> None:
+        super().__init__()
+        self.patch = nn.Linear(3 * 16 * 16, width)
+        self.blocks = nn.ModuleList([Block(width, heads, causal=False) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unfold(2, 16, 16).unfold(3, 16, 16).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+        x = self.patch(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).mean(1))
+
+
+class WideResNet(nn.Module):
+    """WRN-16-4 with 16 groups in its GroupNorms."""
+
+    def __init__(self, widen: int = 4, depth: int = 2, classes: int = 10) -> None:
+        super().__init__()
+        widths = [16, 16 * widen, 32 * widen, 64 * widen]
+        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.units = nn.ModuleList()
+        for group in range(3):
+            for i in range(depth):
+                into, out = widths[group] if i == 0 else widths[group + 1], widths[group + 1]
+                self.units.append(self._unit(into, out, 2 if group and i == 0 else 1))
+        self.norm, self.head = nn.GroupNorm(16, widths[3]), nn.Linear(widths[3], classes)
+
+    @staticmethod
+    def _unit(into: int, out: int, stride: int) -> nn.ModuleDict:
+        short = nn.Conv2d(into, out, 1, stride, bias=False) if into != out else nn.Identity()
+        return nn.ModuleDict(
+            {
+                "norm1": nn.GroupNorm(16, into),
+                "conv1": nn.Conv2d(into, out, 3, stride, 1, bias=False),
+                "norm2": nn.GroupNorm(16, out),
+                "conv2": nn.Conv2d(out, out, 3, 1, 1, bias=False),
+                "short": short,
+            }
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for unit in self.units:
+            h = F.relu(unit["norm1"](x))
+            x = unit["short"](h) + unit["conv2"](F.relu(unit["norm2"](unit["conv1"](h))))
+        return self.head(F.relu(self.norm(x)).mean((2, 3)))
+
+
+class Bag(nn.Module):
+    """Mean of token embeddings, then a linear layer."""
+
+    def __init__(self, vocabulary: int = 50_000, width: int = 64, classes: int = 10) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, classes)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.head(self.table(index).mean(1))
+
+
+def perceptron(*widths: int) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for a, b in zip(widths[:-1], widths[1:], strict=True):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def lenet() -> nn.Sequential:
+    """LeNet-5 on 28 x 28 images."""
+    return nn.Sequential(
+        *[nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()],
+        *perceptron(400, 120, 84, 10),
+    )
+
+
+def tanh_cnn() -> nn.Sequential:
+    """The small convolutional network with tanh that trains well under differential privacy."""
+    return nn.Sequential(
+        *[nn.Conv2d(1, 16, 8, stride=2, padding=3), nn.Tanh(), nn.MaxPool2d(2, 1)],
+        *[nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Flatten()],
+        *[nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10)],
+    )
+
+
+def images(count: int, *shape: int, kinds: int = 10) -> Callable[[], Batch]:
+    """Random inputs and labels."""
+    return lambda: (torch.randn(count, *shape), torch.randint(0, kinds, (count,)))
+
+
+def text(count: int, length: int, vocabulary: int) -> Callable[[], Batch]:
+    """Random token sequences and next tokens."""
+    return lambda: (torch.randint(0, vocabulary, (count, length)), torch.randint(0, vocabulary, (count, length)))
+
+
+def zipf(count: int, length: int, vocabulary: int) -> Callable[[], Batch]:
+    """Token sequences in which frequent tokens repeat, and a label for each."""
+
+    def make() -> Batch:
+        ranks = (torch.rand(count, length).clamp(min=1e-6) ** (-1 / 0.3)).clamp(max=vocabulary).long() - 1
+        return ranks, torch.randint(0, 10, (count,))
+
+    return make
+
+
+CPU: dict[str, Case] = {
+    "mlp-256": Case(lambda: perceptron(784, 512, 256, 128, 10), images(256, 784), classes),
+    "mlp-2048": Case(lambda: perceptron(784, 512, 256, 128, 10), images(2048, 784), classes),
+    "lenet-256": Case(lenet, images(256, 1, 28, 28), classes),
+    "lenet-2048": Case(lenet, images(2048, 1, 28, 28), classes),
+    "cnn-512": Case(tanh_cnn, images(512, 1, 28, 28), classes),
+    "wrn-32": Case(WideResNet, images(32, 3, 32, 32), classes),
+    "gpt-16": Case(lambda: Gpt(4, 256, 4, 8192, 128), text(16, 128, 8192), tokens),
+    "logistic-4096": Case(lambda: perceptron(784, 10), images(4096, 784), classes),
+    "bag-256": Case(Bag, zipf(256, 64, 50_000), classes),
+}
+
+GPU: dict[str, Case] = {
+    "gpt2-t1024-8": Case(lambda: Gpt(12, 768, 12, 50304, 1024), text(8, 1024, 50257), tokens),
+    "gpt2-t256-32": Case(lambda: Gpt(12, 768, 12, 50304, 256), text(32, 256, 50257), tokens),
+    "vit-b16-64": Case(Vit, images(64, 3, 224, 224, kinds=100), classes),
+    "wrn-256": Case(WideResNet, images(256, 3, 32, 32), classes),
+    "mlp-4096": Case(lambda: perceptron(784, 4096, 4096, 10), images(4096, 784), classes),
+}

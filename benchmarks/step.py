@@ -1,0 +1,335 @@
+"""Time and peak memory of one private step against the plain step of the same model, batch and dtype.
+
+    python benchmarks/step.py                       # the CPU set, CPU seconds at one thread
+    python benchmarks/step.py --device cuda         # the GPU set, float32 (TF32) and bfloat16, CUDA events
+    python benchmarks/step.py --cases gpt-16 --profile
+
+Implementations are interleaved round by round in one process; a ratio is formed inside each round and the median is reported with
+its spread. Before anything is timed, the private update without noise is compared with the reference loop or the plain gradient.
+Peers (opacus) are measured when they are installed. Writes step.md and step.json into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from cases import CPU, GPU, Batch, Case
+from torch import Tensor, nn
+
+from dpfy.core.random import Randomness
+from dpfy.gradients.bookkeeping import BookkeepingEngine
+from dpfy.gradients.clip import FlatClip
+from dpfy.noise.gaussian import draw
+
+CLIP, NOISE, RATE = 1.0, 1.0, 0.1
+Step = Callable[[Tensor, Tensor], None]
+
+
+def plain(model: nn.Module, case: Case) -> Step:
+    """Forward, backward, SGD."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        case.losses(model(x), y).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def private(model: nn.Module, case: Case, noise: float = NOISE) -> Step:
+    """Forward, bounded sum, noise by address, division by the batch size, SGD."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    engine, randomness, count = BookkeepingEngine(), Randomness.for_tests(0), [0]
+    engine.attach(model)
+    named = dict(model.named_parameters())
+
+    def step(x: Tensor, y: Tensor) -> None:
+        total = engine.bounded_sum(case.losses(model(x), y), FlatClip(CLIP))
+        names, sums = list(total.value), list(total.value.values())
+        with torch.no_grad():
+            if noise:
+                unit = draw(total.value, randomness, "bench", count[0])
+                torch._foreach_add_(sums, [unit[n].to(s.dtype) for n, s in total.value.items()], alpha=noise * total.bound.l2)
+            torch._foreach_mul_(sums, 1.0 / len(y))
+            for name, value in zip(names, sums, strict=True):
+                named[name].grad = value
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        count[0] += 1
+
+    return step
+
+
+def silent(model: nn.Module, case: Case) -> Step:
+    """The private step without noise: what the engine itself costs."""
+    return private(model, case, noise=0.0)
+
+
+def opacus_step(ghost: bool) -> Callable[[nn.Module, Case], Step]:
+    """The peer: per-sample gradients by hooks, or ghost clipping."""
+
+    def make(model: nn.Module, case: Case) -> Step:
+        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+        from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+
+        sgd = torch.optim.SGD(model.parameters(), lr=RATE)
+        known = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "expected_batch_size": 1}
+        if not ghost:
+            wrapped = GradSampleModule(model)
+            optimizer = DPOptimizer(sgd, **known)
+
+            def hooks(x: Tensor, y: Tensor) -> None:
+                optimizer.zero_grad(set_to_none=True)
+                case.losses(wrapped(x), y).mean().backward()
+                optimizer.step()
+
+            return hooks
+        wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+        fast = DPOptimizerFastGradientClipping(sgd, **known)
+
+        def step(x: Tensor, y: Tensor) -> None:
+            fast.zero_grad(set_to_none=True)
+            losses = case.losses(wrapped(x), y)
+            losses.mean().backward(retain_graph=True)
+            fast.zero_grad()
+            coefficients = wrapped.get_clipping_coef()
+            wrapped.disable_hooks()
+            (coefficients.to(losses.dtype) * losses).sum().backward()
+            wrapped.enable_hooks()
+            fast.step()
+
+        return step
+
+    return make
+
+
+STEPS: dict[str, Callable[[nn.Module, Case], Step]] = {
+    "plain": plain,
+    "dpfy": private,
+    "dpfy without noise": silent,
+    "opacus hooks": opacus_step(ghost=False),
+    "opacus ghost": opacus_step(ghost=True),
+}
+
+
+class Clock:
+    """Seconds of one step: CPU seconds of this process, or device time between two events."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device == "cuda"
+
+    def time(self, step: Step, batch: Batch) -> float:
+        """One timed step."""
+        if not self.cuda:
+            start = time.process_time()
+            step(*batch)
+            return time.process_time() - start
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        step(*batch)
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+
+def fresh(case: Case, device: str, dtype: torch.dtype) -> tuple[nn.Module, Batch]:
+    """The same model and batch every time."""
+    torch.manual_seed(0)
+    model = case.model().to(device, dtype)
+    x, y = case.batch()
+    return model, ((x.to(dtype) if x.is_floating_point() else x).to(device), y.to(device))
+
+
+def disagreement(case: Case, device: str, dtype: torch.dtype) -> float:
+    """Relative distance of the unclipped, noiseless update from the plain one."""
+    moved = []
+    for make in (plain, lambda m, c: _unclipped(m, c)):
+        model, batch = fresh(case, device, dtype)
+        before = [p.detach().clone() for p in model.parameters()]
+        make(model, case)(*batch)
+        moved.append([(p.detach() - b).double() for p, b in zip(model.parameters(), before, strict=True)])
+    gap = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(*moved, strict=True)))
+    return gap / math.sqrt(sum(float(a.square().sum()) for a in moved[0]))
+
+
+def _unclipped(model: nn.Module, case: Case) -> Step:
+    engine, optimizer = BookkeepingEngine(), torch.optim.SGD(model.parameters(), lr=RATE)
+    engine.attach(model)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        total = engine.bounded_sum(case.losses(model(x), y), FlatClip(math.inf)).value
+        for name, p in model.named_parameters():
+            p.grad = total[name] / len(y)
+        optimizer.step()
+
+    return step
+
+
+def peak(step: Step, batch: Batch, device: str) -> float:
+    """MiB at the highest point of one step: on a GPU all tensors, on a CPU the growth over the idle process."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        step(*batch)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() / 2**20
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    step(*batch)
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+
+def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All implementations of one case, interleaved."""
+    clock, steps, rows = Clock(device), {}, {}
+    for kind in options.steps:
+        base = {"case": name, "dtype": str(dtype).removeprefix("torch."), "step": kind}
+        try:
+            model, batch = fresh(case, device, dtype)
+            step = STEPS[kind](model, case)
+            for _ in range(3):
+                step(*batch)
+            steps[kind] = (step, batch)
+            rows[kind] = base | {"peak_mib": peak(step, batch, device), "seconds": []}
+        except ImportError:
+            continue
+        except Exception as error:
+            rows[kind] = base | {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"}
+        if device == "cuda":
+            # Only one implementation at a time may hold memory while peaks are read.
+            steps.pop(kind, None)
+            model = batch = step = None  # type: ignore[assignment]
+            gc.collect()
+            torch.cuda.empty_cache()
+    for kind, row in rows.items():
+        if device == "cuda" and "error" not in row:
+            model, batch = fresh(case, device, dtype)
+            steps[kind] = (STEPS[kind](model, case), batch)
+            for _ in range(3):
+                steps[kind][0](*batch)
+    for _ in range(options.rounds):
+        for kind, (step, batch) in steps.items():
+            rows[kind]["seconds"].append(min(clock.time(step, batch) for _ in range(options.burst)))
+    return [_summary(row, rows["plain"]) for row in rows.values()]
+
+
+def _summary(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    if "error" in row:
+        return row
+    ratios = sorted(a / b for a, b in zip(row.pop("seconds_kept", row["seconds"]), base["seconds"], strict=True))
+    return {k: v for k, v in row.items() if k != "seconds"} | {
+        "milliseconds": 1e3 * statistics.median(row["seconds"]),
+        "ratio": statistics.median(ratios),
+        "ratio_low": ratios[0],
+        "ratio_high": ratios[-1],
+        "memory_ratio": row["peak_mib"] / max(base["peak_mib"], 1e-9),
+    }
+
+
+def machine(device: str) -> dict[str, str]:
+    """What the figures were measured on."""
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    if device == "cpu" and Path("/proc/cpuinfo").exists():
+        text = Path("/proc/cpuinfo").read_text()
+        name = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), name)
+    return {"device": name, "torch": torch.__version__, "python": platform.python_version(), "threads": str(torch.get_num_threads())}
+
+
+def table(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
+    """The results as Markdown."""
+    lines = ["# One private step against one plain step", "", ", ".join(f"{k} {v}" for k, v in where.items()), ""]
+    lines += ["| case | dtype | step | ms | ratio (spread) | peak MiB (ratio) |", "|---|---|---|---|---|---|"]
+    for r in rows:
+        start = f"| {r['case']} | {r['dtype']} | {r['step']} | "
+        if "error" in r:
+            lines.append(f"{start}{r['error']} | | |")
+            continue
+        spread = f"{r['ratio']:.2f} ({r['ratio_low']:.2f}-{r['ratio_high']:.2f})"
+        lines.append(f"{start}{r['milliseconds']:.2f} | {spread} | {r['peak_mib']:.0f} ({r['memory_ratio']:.2f}) |")
+    return "\n".join(lines) + "\n"
+
+
+def profile(case: Case, device: str, dtype: torch.dtype) -> str:
+    """Where the time of the private step goes."""
+    model, batch = fresh(case, device, dtype)
+    step = private(model, case)
+    for _ in range(3):
+        step(*batch)
+    kinds = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else [])
+    with torch.profiler.profile(activities=kinds) as watched:
+        for _ in range(3):
+            step(*batch)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    order = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
+    return str(watched.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=60))
+
+
+def parse() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--cases", help="comma separated; default all of the device's set")
+    parser.add_argument("--dtypes", default="", help="float32,bfloat16 (default: float32 on a CPU, both on a GPU)")
+    parser.add_argument("--steps", default=",".join(STEPS), type=lambda s: s.split(","))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--burst", type=int, default=3, help="steps in a row in each round; the fastest counts")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path, default=None)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the cases, print and write the table."""
+    options = parse()
+    torch.set_num_threads(options.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    known = GPU if options.device == "cuda" else CPU
+    names = options.cases.split(",") if options.cases else list(known)
+    dtypes = options.dtypes.split(",") if options.dtypes else ["float32"] + (["bfloat16"] if options.device == "cuda" else [])
+    rows: list[dict[str, Any]] = []
+    for text in dtypes:
+        dtype = getattr(torch, text)
+        for name in names:
+            gap = disagreement(known[name], options.device, dtype)
+            if gap > (5e-2 if dtype == torch.bfloat16 else 2e-3):
+                print(f"{name} {text}: update differs from the plain one by {gap:.1e}", file=sys.stderr)
+                return 1
+            rows += measure(name, known[name], options.device, dtype, options)
+            for row in rows[-len(options.steps) :]:
+                if row["case"] == name:
+                    print(json.dumps(row | {"update_gap": gap}), file=sys.stderr, flush=True)
+            if options.profile:
+                print(profile(known[name], options.device, dtype))
+            gc.collect()
+    where = machine(options.device)
+    print(table(rows, where))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "step.md").write_text(table(rows, where))
+        (options.out / "step.json").write_text(json.dumps({"machine": where, "rows": rows}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
