@@ -118,8 +118,8 @@ def _average(size: int, step: int) -> Tensor:
     outputs = torch.arange(0, size, STRIDE, dtype=torch.float64).reshape(-1, 1, 1)
     inputs = torch.arange(0, size, step, dtype=torch.float64).reshape(1, -1, 1)
     wraps = size * torch.arange(-2, 3, dtype=torch.float64)
-    bell = torch.exp(-((inputs - outputs + wraps) ** 2) / (2 * blur**2)).sum(dim=2)
-    mass = step / (math.sqrt(2 * math.pi) * blur)
+    bell: Tensor = torch.exp(-((inputs - outputs + wraps) ** 2) / (2 * blur**2)).sum(dim=2)
+    mass: float = step / (math.sqrt(2 * math.pi) * blur)
     return bell * mass
 
 
