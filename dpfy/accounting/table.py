@@ -28,7 +28,13 @@ def _monte_carlo() -> Accountant:
     return MonteCarlo()
 
 
-TABLE: dict[str, Callable[[], Accountant]] = {"rdp": _rdp, "pld": _pld, "monte-carlo": _monte_carlo}
+def _tight() -> Accountant:
+    from dpfy.accounting.tight import Tight
+
+    return Tight()
+
+
+TABLE: dict[str, Callable[[], Accountant]] = {"tight": _tight, "rdp": _rdp, "pld": _pld, "monte-carlo": _monte_carlo}
 
 
 def accountant(name: str = DEFAULT) -> Accountant:

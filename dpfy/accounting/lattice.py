@@ -1,0 +1,287 @@
+"""Measures on a grid of losses, tilted: rounding them up or down in the order of privacy, composing them, reading off delta.
+
+A point at loss g carries P-mass ``weights * exp(log_scale - tilt * g)``. With the tilt near the saddle point of the answer, the part
+of the distribution that decides delta has weights of order one, so that round-off is relative to what matters.
+
+Rounding up (`spread`) splits the mass of a cell between its ends so that its P- and Q-mass stay: the log ratio is spread, hence the
+new pair dominates the old one (connect-the-dots, Doroshenko et al. 2022). Rounding down (`contract`) merges the mass around a
+point, and a little of the neighbouring points' mass, so that the ratio is exactly that of the point; merging is post-processing, so the
+old pair dominates the new one. Both change the loss in second order only. Every other error (truncation, wrap-around, FFT round-off, arithmetic) is bounded in tilted total mass;
+`Lattice.delta` turns that into a bound on delta.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.accounting.losses import MOST_POINTS, ROUNDING, Array, Grid, Halves
+from dpfy.core.errors import Unsupported
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """A tilted measure on the points ``offset + spacing * (start + k)``.
+
+    Guarantees: it differs from one that exactly dominates (or is dominated by) the described release by at most `error` in
+    tilted total mass.
+    """
+
+    offset: float
+    spacing: float
+    start: int
+    weights: Array
+    tilt: float
+    log_scale: float
+    error: float
+
+    def positions(self) -> Array:
+        """The losses of the points."""
+        return self.offset + self.spacing * (self.start + np.arange(len(self.weights)))
+
+
+def spread(halves: Halves, grid: Grid) -> Lattice:
+    """Round a release up onto the grid.
+
+    Guarantees: up to `error` the result dominates the release; its P- and Q-mass are those of the release.
+    """
+    gaps = grid.spacing * np.diff(halves.index)
+    up, fall = np.exp(grid.tilt * gaps), -np.expm1(-gaps)
+    # The mass left of a point belongs to the cell whose lower end is the point before: state it relative to that end.
+    inner, drop = halves.left[1:] / up, halves.drop[1:] / up
+    mass = halves.right[:-1] + inner
+    top = np.clip(halves.rise[:-1] + inner * fall - drop * np.exp(-gaps), 0.0, mass * fall) / fall
+    weights = np.zeros(len(halves.index))
+    weights[:-1] += mass - top
+    weights[1:] += top * up
+    weights[0] += halves.left[0]
+    weights[-1] += halves.right[-1]
+    return _lattice(grid, halves, halves.index, weights, halves.slack, halves.error)
+
+
+def contract(halves: Halves, grid: Grid) -> Lattice:
+    """Round a release down onto the grid.
+
+    Guarantees: up to `error` the result is dominated by the release.
+    """
+    weights, rest = _merge(halves, grid.spacing * np.diff(halves.index), grid.tilt)
+    return _lattice(grid, halves, halves.index, weights, -halves.slack, halves.error + rest)
+
+
+def _lattice(grid: Grid, halves: Halves, index: NDArray[np.int64], weights: Array, shift: float, error: float) -> Lattice:
+    dense = np.zeros(int(index[-1] - index[0]) + 1)
+    dense[index - index[0]] = weights
+    return Lattice(grid.offset + shift, grid.spacing, int(index[0]), dense, grid.tilt, grid.log_scale, error)
+
+
+def _merge(halves: Halves, gaps: Array, c: float) -> tuple[Array, float]:
+    """The mass around each point, the points lying `gaps` apart, moved exactly onto the points by merging.
+
+    The excess of an atom is the integral of 1 - exp(g - L): zero if its ratio P/Q is that of the point g. An atom above its point
+    is merged with as much of the mass one point below as brings the ratio down to the point, one below with mass from above.
+    """
+    up = np.exp(c * gaps)
+    left, drop, right, rise = (part.copy() for part in (halves.left, halves.drop, halves.right, halves.rise))
+    _give_inwards(left, drop, right, rise, gaps, up)
+    weights, excess = left + right, rise - drop
+    from_below, from_above = np.maximum(excess[1:], 0.0) / np.expm1(gaps), np.maximum(-excess[:-1], 0.0) / -np.expm1(-gaps)
+    weights[1:] += from_below - from_above * up
+    weights[:-1] += from_above - from_below / up
+    return _nonnegative(weights, gaps, c, halves.error)
+
+
+def _give_inwards(left: Array, drop: Array, right: Array, rise: Array, gaps: Array, up: Array) -> None:
+    """Hand the inner half of the outermost atoms to their neighbours until none needs mass from beyond the ends. In place."""
+    for k in range(len(gaps)):
+        if rise[k] <= drop[k] and left[k] + right[k] > 0:
+            break
+        left[k + 1] += right[k] * up[k]
+        drop[k + 1] += (math.expm1(gaps[k]) * right[k] - math.exp(gaps[k]) * rise[k]) * up[k]
+        right[k] = rise[k] = 0.0
+        if left[k] > 0:
+            break
+    for k in range(len(gaps) - 1, -1, -1):
+        if drop[k + 1] <= rise[k + 1] and left[k + 1] + right[k + 1] > 0:
+            break
+        right[k] += left[k + 1] / up[k]
+        rise[k] += (-math.expm1(-gaps[k]) * left[k + 1] - math.exp(-gaps[k]) * drop[k + 1]) / up[k]
+        left[k + 1] = drop[k + 1] = 0.0
+        if right[k + 1] > 0:
+            break
+
+
+def _nonnegative(weights: Array, gaps: Array, c: float, allowed: float) -> tuple[Array, float]:
+    """Cancel negative masses against Q-mass at higher losses: moving Q-mass to a lower loss only lowers the curve.
+
+    The smallest ones, together at most `allowed`, are dropped. Returns what was dropped, in tilted mass: the caller counts it as error.
+    """
+    places = np.flatnonzero(weights < 0)
+    if not len(places):
+        return weights, 0.0
+    order = places[np.argsort(-weights[places])]
+    sums = np.cumsum(-weights[order])
+    small = order[sums <= allowed]
+    dropped = float(sums[len(small) - 1]) if len(small) else 0.0
+    weights[small] = 0.0
+    for k in np.sort(order[len(small) :]):
+        debt, at = 0.0, int(k)
+        while at < len(weights):
+            value = float(weights[at]) - debt
+            weights[at] = max(value, 0.0)
+            if value >= 0:
+                break
+            growth = math.exp((c + 1) * gaps[at]) if at < len(gaps) else 1.0
+            debt, at = -value * growth, at + 1
+        if at == len(weights):
+            return np.maximum(weights, 0.0), dropped + debt
+    return weights, dropped
+
+
+def coarsen_up(lattice: Lattice, factor: int) -> Lattice:
+    """Round up onto every `factor`-th point. Guarantees: the result dominates."""
+    if factor == 1:
+        return lattice
+    h, c = lattice.spacing, lattice.tilt
+    shift = lattice.start % factor
+    cells = -(-(shift + len(lattice.weights)) // factor)
+    padded = np.zeros(cells * factor)
+    padded[shift : shift + len(lattice.weights)] = lattice.weights
+    table, j = padded.reshape(cells, factor), np.arange(factor)
+    share = -np.expm1(-h * j) / -math.expm1(-h * factor)
+    weights = np.zeros(cells + 1)
+    weights[:-1] += table @ ((1 - share) * np.exp(-c * h * j))
+    weights[1:] += table @ (share * np.exp(c * h * (factor - j)))
+    growth = math.exp(c * h * factor)
+    return replace(
+        lattice, spacing=h * factor, start=(lattice.start - shift) // factor, weights=weights, error=lattice.error * growth
+    )
+
+
+def coarsen_down(lattice: Lattice, factor: int) -> Lattice:
+    """Round down onto every `factor`-th point, `factor` odd. Guarantees: the result is dominated."""
+    if factor == 1:
+        return lattice
+    h, c, half = lattice.spacing, lattice.tilt, factor // 2
+    shift = (lattice.start + half) % factor
+    cells = -(-(shift + len(lattice.weights)) // factor)
+    padded = np.zeros(cells * factor)
+    padded[shift : shift + len(lattice.weights)] = lattice.weights
+    table, j = padded.reshape(cells, factor), np.arange(factor) - half
+    base = np.exp(-c * h * j)
+    bend = base * np.abs(np.expm1(-h * j))
+    below, above = slice(0, half + 1), slice(half + 1, factor)
+    start = (lattice.start + half - shift) // factor
+    halves = Halves(
+        np.arange(start, start + cells),
+        table[:, above] @ base[above],
+        table[:, above] @ bend[above],
+        table[:, below] @ base[below],
+        table[:, below] @ bend[below],
+        lattice.error,
+        0.0,
+    )
+    weights, rest = _merge(halves, np.full(cells - 1, h * factor), c)
+    error = lattice.error * math.exp(c * h * factor) + rest
+    return replace(lattice, spacing=h * factor, start=start, weights=weights, error=error)
+
+
+def compose(parts: Sequence[tuple[Lattice, int]], tail: float) -> Lattice:
+    """The sum of independent losses: each lattice `count` times, all of one spacing and tilt.
+
+    Guarantees: `error` of the result covers the errors of the parts, what wraps around or falls outside (at most 4 `tail`) and the
+    round-off of the transforms.
+    """
+    parts = [(part, count) for part, count in parts if count > 0]
+    if len(parts) == 1 and parts[0][1] == 1:
+        return parts[0][0]
+    spacing, tilt = parts[0][0].spacing, parts[0][0].tilt
+    low, high = _window(parts, tail)
+    size = _fast_size(high - low + 1)
+    if size > MOST_POINTS:
+        raise Unsupported(f"a grid of {size} points", "ask for a larger delta or fewer different phases")
+    unit = 3 * ROUNDING * math.log2(size)
+    spectrum, doubt, inherited = np.ones(size // 2 + 1, dtype=np.complex128), np.zeros(size // 2 + 1), 0.0
+    for part, count in parts:
+        folded, base = _fold(part, size)
+        transform = np.fft.rfft(folded)
+        modulus = np.abs(transform)
+        eta = unit * float(folded.sum())
+        with np.errstate(divide="ignore", under="ignore"):
+            relative = count * (eta / np.maximum(modulus, eta) + 8 * ROUNDING)
+            power = modulus**count * np.exp(1j * (count * np.angle(transform)))
+        doubt = doubt + relative
+        spectrum = spectrum * power
+        inherited += count * part.error
+        low -= count * base
+    top = np.abs(spectrum)
+    noise = 1.2 * math.sqrt(2) * float(np.linalg.norm(np.minimum(doubt, 2.0) * top))
+    weights = np.roll(np.fft.irfft(spectrum, size), -(low % size))
+    noise += unit * math.sqrt(size) * float(np.linalg.norm(weights))
+    start = low + sum(count * _base(part) for part, count in parts)
+    mass = max(1.0, math.prod(float(part.weights.sum()) ** count for part, count in parts))
+    offset, log_scale = sum(count * part.offset for part, count in parts), sum(count * part.log_scale for part, count in parts)
+    error = (1.05 * inherited + 4 * tail) * mass + 2 * noise
+    return _trimmed(Lattice(offset, spacing, start, np.maximum(weights, 0.0), tilt, log_scale, error), tail)
+
+
+def _trimmed(lattice: Lattice, tail: float) -> Lattice:
+    """Without the ends that hold at most `tail` each."""
+    low = int(np.searchsorted(np.cumsum(lattice.weights), tail))
+    high = len(lattice.weights) - int(np.searchsorted(np.cumsum(lattice.weights[::-1]), tail))
+    if high <= low:
+        return lattice
+    return replace(lattice, start=lattice.start + low, weights=lattice.weights[low:high], error=lattice.error + 2 * tail)
+
+
+def _base(part: Lattice) -> int:
+    """The index near the mean: phases stay small when it is taken as the origin."""
+    weights = part.weights
+    return part.start + round(float(weights @ np.arange(len(weights))) / float(weights.sum()))
+
+
+def _fold(part: Lattice, size: int) -> tuple[Array, int]:
+    """The weights on a circle of `size` points with the base at 0."""
+    base = _base(part)
+    at = (part.start - base + np.arange(len(part.weights))) % size
+    return np.bincount(at, weights=part.weights, minlength=size), base
+
+
+def _window(parts: Sequence[tuple[Lattice, int]], tail: float) -> tuple[int, int]:
+    """Indices between which all but `tail` of the tilted mass lies on each side (Chernoff)."""
+    bins = []
+    mean, variance = 0.0, 0.0
+    for part, count in parts:
+        group = max(1, len(part.weights) // 512)
+        cells = -(-len(part.weights) // group)
+        padded = np.zeros(cells * group)
+        padded[: len(part.weights)] = part.weights
+        sums = padded.reshape(cells, group).sum(axis=1)
+        edge = part.start + group * np.arange(cells)
+        keep = sums > 0
+        bins.append((sums[keep], edge[keep].astype(np.float64), group, count))
+        total = float(sums.sum())
+        middle = float(sums @ edge) / total
+        mean += count * middle
+        variance += count * (float(sums @ (edge - middle) ** 2) / total + group**2)
+    ends = []
+    for sign in (-1, 1):
+        best = math.inf
+        for rate in np.geomspace(0.05, 400, 60) / math.sqrt(variance):
+            bound = -math.log(tail)
+            for sums, edge, group, count in bins:
+                exponent = rate * sign * (edge + (group - 1 if sign > 0 else 0)) + np.log(sums)
+                top = float(exponent.max())
+                bound += count * (top + math.log(float(np.exp(exponent - top).sum())))
+            best = min(best, bound / rate)
+        ends.append(best)
+    return math.floor(-ends[0]) - 1, math.ceil(ends[1]) + 1
+
+
+def _fast_size(least: int) -> int:
+    """The smallest 2^a, 3*2^a or 5*2^a that is at least `least`: sizes on which the transform is quick."""
+    sizes = [k << a for k in (1, 3, 5) for a in range(40) if k << a >= max(least, 16)]
+    return min(size for size in sizes if size % 2 == 0)

@@ -1,0 +1,256 @@
+"""The privacy loss of one release: two output distributions P and Q, and L = log(P/Q) under P.
+
+A loss answers two questions. `log_mgf` says log E_P[exp(sL)] with its first two derivatives (to choose a tilt; also the Rényi
+divergences). `halves` says how much of P lies in each half cell of a grid of losses and how far it lies from the grid point, which
+is all that a sound discretisation needs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.errors import Unsupported
+
+Array = NDArray[np.float64]
+
+ROUNDING = float(np.finfo(np.float64).eps)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
+MOST_POINTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points ``offset + spacing * k``, and the tilt and scale under which masses are reported.
+
+    Far from the middle, where little mass lies, only every ``stride``-th point is used: `tiers` lists (low, high, stride), meaning
+    that outside the losses low to high no stride smaller than that is needed.
+    """
+
+    offset: float
+    spacing: float
+    tilt: float
+    log_scale: float
+    tiers: tuple[tuple[float, float, int], ...] = ()
+
+    def indices(self, first: int, last: int) -> NDArray[np.int64]:
+        """The points in use from `first` to `last` or a little beyond, ascending."""
+        lows = [math.floor((left - self.offset) / self.spacing) for left, _, _ in self.tiers]
+        highs = [math.ceil((right - self.offset) / self.spacing) for _, right, _ in self.tiers]
+        return _points(first, last, lows, highs, [stride for _, _, stride in self.tiers])
+
+
+def _points(first: int, last: int, lows: list[int], highs: list[int], strides: list[int]) -> NDArray[np.int64]:
+    """Every point from lows[0] to highs[0], then every strides[0]-th out to lows[1] and highs[1], and so on to first and last."""
+    if not strides:
+        return np.arange(first, last + 1)
+    lows = [stride * (low // stride) for low, stride in zip(lows, strides, strict=True)]
+    highs = [stride * -(-high // stride) for high, stride in zip(highs, strides, strict=True)]
+    left, right = max(lows[0], strides[0] * (first // strides[0])), min(highs[0], strides[0] * -(-last // strides[0]))
+    pieces = [np.arange(left, right + 1)]
+    for k, stride in enumerate(strides):
+        more = k + 1 < len(strides)
+        low = max(first, lows[k + 1]) if more else first
+        high = min(last, highs[k + 1]) if more else last
+        if more:  # end on a point of the next stride
+            low, high = strides[k + 1] * (low // strides[k + 1]), strides[k + 1] * -(-high // strides[k + 1])
+        if left > low:
+            steps = -(-(left - low) // stride)
+            pieces.insert(0, left - stride * np.arange(steps, 0, -1))
+            left -= stride * steps
+        if right < high:
+            steps = -(-(high - right) // stride)
+            pieces.append(right + stride * np.arange(1, steps + 1))
+            right += stride * steps
+    return np.concatenate(pieces).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """P around the points g of a grid, each value multiplied by exp(tilt * g - log_scale).
+
+    ``right`` is the mass with loss between g and the middle to the next point and ``rise`` its integral of 1 - exp(g - L); ``left`` is
+    the mass from the middle to the point before up to g and ``drop`` its integral of exp(g - L) - 1. ``error`` bounds the tilted
+    mass that is missing or uncertain, ``slack`` the error of any loss. Nothing lies left of the first or right of the last point.
+    """
+
+    index: NDArray[np.int64]
+    right: Array
+    rise: Array
+    left: Array
+    drop: Array
+    error: float
+    slack: float
+
+
+class Loss(Protocol):
+    """The privacy loss of one release in one direction."""
+
+    infinity: float
+
+    def log_mgf(self, s: float) -> tuple[float, float, float]:
+        """log E_P[exp(sL); L finite] and its first two derivatives in s, accurate but not certified."""
+
+    def halves(self, grid: Grid, tail: float) -> Halves:
+        """Masses around the grid points; at most `tail` of the tilted mass is left out (and reported in ``error``)."""
+
+    def nodes(self, s: float) -> tuple[Array, Array]:
+        """Losses and log weights that stand for P under a tilt of s: good for averages, not certified."""
+
+    def align(self, spacing: float, mean: float) -> tuple[float, float]:
+        """An offset and a spacing near the one asked for, so that atoms and edges of the loss fall on points of the grid."""
+
+
+class Density:
+    """A loss that grows with x, where P has a density in x."""
+
+    def density(self, x: Array) -> tuple[Array, Array]:
+        """log of the density of P, and the loss, at x."""
+        raise NotImplementedError
+
+    def loss(self, x: Array) -> Array:
+        """L at x."""
+        raise NotImplementedError
+
+    def inverse(self, losses: Array, low: float, high: float) -> Array:
+        """The x between `low` and `high` at which the loss is reached."""
+        raise NotImplementedError
+
+    def reach(self, s: float, log_tail: float) -> tuple[float, float]:
+        """An interval outside which P exp(sL) has at most exp(log_tail) on each side."""
+        raise NotImplementedError
+
+    def scale(self) -> float:
+        """A length in x over which density and loss change by a factor of order e."""
+        raise NotImplementedError
+
+    def halves(self, grid: Grid, tail: float) -> Halves:
+        """See `Loss`. Gauss-Legendre quadrature on pieces so short that its error is below rounding."""
+        c = grid.tilt
+        low, high = self.reach(c, math.log(tail) + grid.log_scale - math.log(2))
+        ends = self.loss(np.array([low, high]))
+        first, last = math.floor((ends[0] - grid.offset) / grid.spacing), math.ceil((ends[1] - grid.offset) / grid.spacing)
+        if last - first + 1 > MOST_POINTS:
+            raise Unsupported(f"a grid of {last - first + 1} points for one release", "ask for a larger delta or fewer steps")
+        index = grid.indices(first, max(last, first + 1))
+        points = grid.offset + grid.spacing * index
+        cuts, half, slack = self._cuts(points, (low, high))
+        centre, radius = (cuts[1:] + cuts[:-1]) / 2, (cuts[1:] - cuts[:-1]) / 2
+        slot = (half + 1) // 2
+        point = points[slot]
+        scale = c * point - grid.log_scale
+        mass, bend = np.zeros_like(centre), np.zeros_like(centre)
+        for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+            x = centre + radius * node
+            log_density, loss = self.density(x)
+            value = weight * radius * np.exp(log_density + scale)
+            mass += value
+            bend += value * np.abs(np.expm1(point - loss))
+        right = half % 2 == 0
+        sums = [
+            np.bincount(slot[keep], weights=part[keep], minlength=len(index))
+            for part, keep in ((mass, right), (bend, right), (mass, ~right), (bend, ~right))
+        ]
+        size = 8 + abs(grid.log_scale) + abs(c) * float(np.abs(ends).max())
+        return Halves(index, sums[0], sums[1], sums[2], sums[3], tail + 8 * ROUNDING * size, slack)
+
+    def _cuts(self, points: Array, reach: tuple[float, float]) -> tuple[Array, NDArray[np.int64], float]:
+        """Cut points in x: where the loss crosses a half cell, and so finely that quadrature is exact; the half cell of each piece."""
+        low, high = reach
+        edges = np.empty(2 * len(points) - 1)
+        edges[::2], edges[1::2] = points, _middles(points)
+        ends = self.loss(np.array([low, high]))
+        inside = (edges > ends[0]) & (edges < ends[1])
+        losses = edges[inside]
+        crossing = np.clip(self.inverse(losses, low, high), low, high)
+        slack = float(np.abs(self.loss(crossing) - losses).max()) if len(losses) else 0.0
+        piece = self.scale() / 48
+        fine = np.linspace(low, high, max(2, min(200_000, math.ceil((high - low) / piece) + 1)))
+        cuts = np.concatenate([fine, crossing])
+        cuts.sort()
+        below = np.searchsorted(crossing, (cuts[1:] + cuts[:-1]) / 2)
+        start = int(np.searchsorted(edges, ends[0], side="right")) - 1
+        half = np.clip(start + below, 0, 2 * len(points) - 3)
+        return cuts, np.asarray(half, dtype=np.int64), slack + 4 * ROUNDING * (1 + float(np.abs(ends).max()))
+
+
+def _middles(points: Array) -> Array:
+    """Where the half cells of neighbouring points meet; beside a coarser gap a point keeps the half width of its finer one."""
+    gaps = np.diff(points)
+    middles = points[:-1] + gaps / 2
+    coarser_right = np.flatnonzero(gaps[1:] > 1.5 * gaps[:-1]) + 1
+    middles[coarser_right] = points[coarser_right] + gaps[coarser_right - 1] / 2
+    coarser_left = np.flatnonzero(gaps[:-1] > 1.5 * gaps[1:])
+    middles[coarser_left] = points[coarser_left + 1] - gaps[coarser_left + 1] / 2
+    return middles
+
+
+def moments(log_weights: Array, losses: Array, s: float) -> tuple[float, float, float]:
+    """log sum w exp(sL) and its first two derivatives in s."""
+    exponents = log_weights + s * losses
+    top = float(exponents.max())
+    e = np.exp(exponents - top)
+    total = float(e.sum())
+    mean = float((e * losses).sum()) / total
+    variance = float((e * (losses - mean) ** 2).sum()) / total
+    return top + math.log(total), mean, variance
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """A loss with finitely many values; `infinity` is the mass of P where Q has none."""
+
+    losses: tuple[float, ...]
+    probabilities: tuple[float, ...]
+    infinity: float = 0.0
+
+    def align(self, spacing: float, mean: float) -> tuple[float, float]:
+        """See `Loss`. The spacing divides the gap between the extreme values; exact when all values are evenly spaced."""
+        values = sorted(set(self.losses))
+        if len(values) == 1:
+            return values[0], spacing
+        steps = np.diff(values)
+        least = float(steps.min())
+        even = bool(np.allclose(steps / least, np.rint(steps / least), rtol=0, atol=1e-9))
+        width = least if even else values[-1] - values[0]
+        return values[-1], width / max(1, math.ceil(width / spacing))
+
+    def log_mgf(self, s: float) -> tuple[float, float, float]:
+        """See `Loss`. Exact."""
+        losses, log_weights = self.nodes(s)
+        return moments(log_weights, losses, s)
+
+    def nodes(self, s: float) -> tuple[Array, Array]:
+        """See `Loss`."""
+        kept = [(x, p) for x, p in zip(self.losses, self.probabilities, strict=True) if p > 0]
+        return np.array([x for x, _ in kept]), np.log([p for _, p in kept])
+
+    def halves(self, grid: Grid, tail: float) -> Halves:
+        """See `Loss`."""
+        losses, log_mass = self.nodes(0.0)
+        size = 8 + abs(grid.log_scale) + grid.tilt * float(np.abs(losses).max())
+        return halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 8 * ROUNDING * size)
+
+
+def halves_of_points(losses: Array, log_tilted: Array, grid: Grid, error: float) -> Halves:
+    """The halves of a measure with finitely many points, given the logs of its tilted masses at the points."""
+    nearest = np.rint((losses - grid.offset) / grid.spacing).astype(np.int64)
+    gap = losses - (grid.offset + grid.spacing * nearest)
+    snap = 64 * ROUNDING * (1 + float(np.abs(losses).max()))
+    gap = np.where(np.abs(gap) <= snap, 0.0, gap)
+    first, last = int(nearest.min()) - 1, int(nearest.max()) + 1
+    if last - first > MOST_POINTS:
+        raise Unsupported(f"a grid of {last - first} points for one release", "ask for a larger delta or fewer steps")
+    value = np.exp(log_tilted - grid.tilt * gap)
+    bend = value * np.abs(np.expm1(-gap))
+    right, slot = gap > 0, nearest - first
+
+    def total(values: Array, keep: NDArray[np.bool_]) -> Array:
+        return np.bincount(slot[keep], weights=values[keep], minlength=last - first + 1)
+
+    sums = total(value, right), total(bend, right), total(value, ~right), total(bend, ~right)
+    return Halves(np.arange(first, last + 1), *sums, error, snap)

@@ -1,0 +1,294 @@
+"""The tight engine: an upper and a lower bound on epsilon of any composition, at any delta, at a cost that does not grow with steps.
+
+The loss of one step is rounded up and down onto a fine grid, under a tilt near the saddle point of the answer. Blocks of steps are
+composed by FFT; when the sum has become wide, its grid is made coarser (again rounded up and down), so the arrays stay short
+whatever the number of steps. The spacings are chosen for the gap between the two bounds that was asked for. See `lattice` for why
+each operation is sound, `docs/accounting.md` for the whole argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfy.accounting.lattice import Lattice, coarsen_down, coarsen_up, compose, contract, spread
+from dpfy.accounting.losses import ROUNDING, Grid, Loss, halves_of_points
+
+TOLERANCE = 2e-5
+"""Relative error in epsilon that each bound aims for."""
+TOP = 24
+"""How many blocks the last transform composes."""
+SLACK = 2.0
+"""By which power of e the Chernoff bound at the chosen tilt may exceed delta."""
+TAIL = 1e-11
+"""Tilted mass that may be cut off."""
+FACTOR = 5
+"""Coarsening between transforms (odd)."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Losses, each a number of times: one direction of a composition."""
+
+    parts: tuple[tuple[Loss, int], ...]
+
+    @property
+    def infinity(self) -> float:
+        """The probability that some release has infinite loss."""
+        if any(loss.infinity >= 1 for loss, _ in self.parts):
+            return 1.0
+        return -math.expm1(sum(count * math.log1p(-loss.infinity) for loss, count in self.parts))
+
+    def log_mgf(self, s: float) -> tuple[float, float, float]:
+        """log E[exp(sL)] of the sum and its first two derivatives."""
+        rows = [tuple(count * value for value in loss.log_mgf(s)) for loss, count in self.parts]
+        return sum(r[0] for r in rows), sum(r[1] for r in rows), sum(r[2] for r in rows)
+
+
+@dataclass(frozen=True)
+class Saddle:
+    """Where the answer is expected: epsilon, the tilt in use, the sharpest tilt, and mean and variance of the tilted sum."""
+
+    epsilon: float
+    tilt: float
+    sharpest: float
+    mean: float
+    variance: float
+
+
+def log_peak(tilt: float) -> float:
+    """log of the largest value of exp(-tilt t) (1 - exp(-t)) over t > 0."""
+    return tilt * math.log(tilt) - (1 + tilt) * math.log1p(tilt) if tilt > 0 else 0.0
+
+
+def sharpest(total: Sum, delta: float) -> float:
+    """The log of the tilt at which the Chernoff bound on epsilon at `delta` is smallest."""
+
+    def bound(log_s: float) -> float:
+        s = math.exp(log_s)
+        return (total.log_mgf(s)[0] + log_peak(s) - math.log(delta)) / s
+
+    return minimise(bound, math.log(1e-2), math.log(1e2))
+
+
+def saddle(total: Sum, delta: float, high: float, guess: float | None = None) -> Saddle:
+    """A tilt fit to find epsilon at `delta`, given the log `high` of the sharpest one.
+
+    Errors stay small at any tilt where the Chernoff bound on delta is within a modest factor of `delta`; the least such tilt keeps
+    far outliers, which a larger one would put in the middle of the picture, at the rim. `guess` is epsilon where it is already
+    known roughly.
+    """
+
+    def excess(log_s: float, epsilon: float) -> float:
+        s = math.exp(log_s)
+        return total.log_mgf(s)[0] + log_peak(s) - s * epsilon - math.log(delta)
+
+    best = math.exp(high)
+    epsilon = excess(high, 0.0) / best if guess is None else guess
+    low, room = high - 6.0, SLACK + max(0.0, excess(high, epsilon))
+    if excess(low, epsilon) > room:
+        while high - low > 0.05:
+            middle = (low + high) / 2
+            low, high = (middle, high) if excess(middle, epsilon) > room else (low, middle)
+    else:
+        high = low
+    _, mean, variance = total.log_mgf(math.exp(high))
+    return Saddle(epsilon, math.exp(high), best, mean, variance)
+
+
+def minimise(function: Callable[[float], float], low: float, high: float) -> float:
+    """A minimum of a unimodal function, to 1e-2, starting from [low, high] and growing to 1e9 either way."""
+    while low > -20 and function(low - 0.5) < function(low):
+        low, high = low - 3, low
+    while high < 16 and function(high + 0.5) < function(high):
+        low, high = high, high + 2
+    ratio = (math.sqrt(5) - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = function(a), function(b)
+    while high - low > 2e-2:
+        if at_a < at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = function(b)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Up or down: how a release and a finer lattice are put onto a grid."""
+
+    release: Callable[..., Lattice]
+    coarsen: Callable[[Lattice, int], Lattice]
+    needs_smooth: bool
+
+
+UP, DOWN = Rounding(spread, coarsen_up, False), Rounding(contract, coarsen_down, True)
+
+
+def final_spacing(total: Sum, saddle: Saddle, tolerance: float) -> float:
+    """The spacing of the last grid: rounding the blocks onto it widens the sum by what moves epsilon by the tolerance."""
+    target = max(saddle.epsilon, 0.05 * math.sqrt(saddle.variance), 1e-6) * tolerance
+    # Every level of coarsening rounds once more by about as much as the last grid does.
+    blocks = sum(min(TOP, count) * max(1.0, math.log(count / TOP) / math.log(FACTOR**2)) for _, count in total.parts)
+    return math.sqrt(6 * 2 * target / (saddle.sharpest + 1) / blocks)
+
+
+def compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding) -> Lattice:
+    """The whole composition on one lattice, rounded up or down, on a grid of about the spacing `final`."""
+    tail = TAIL / (1 + saddle.tilt * math.sqrt(saddle.variance)) / len(total.parts)
+    phases = [_phase(loss, count, saddle, final, rounding, tail) for loss, count in total.parts]
+    if len(phases) == 1:
+        return compose(phases[0], tail)
+    return compose([piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail)
+
+
+def _onto(phase: list[tuple[Lattice, int]], final: float, rounding: Rounding, tail: float) -> list[tuple[Lattice, int]]:
+    """The blocks of a phase; where they lie on a grid of another spacing, their composition rounded onto the common one."""
+    if abs(phase[0][0].spacing / final - 1) < 1e-9:
+        return phase
+    whole = compose(phase, tail)
+    keep = whole.weights > 0
+    grid = Grid(float(whole.positions()[keep][-1]), final, whole.tilt, whole.log_scale)
+    halves = halves_of_points(whole.positions()[keep], np.log(whole.weights[keep]), grid, whole.error)
+    return [(rounding.release(halves, grid), 1)]
+
+
+def _levels(loss: Loss, count: int, saddle: Saddle, final: float) -> int:
+    """How many times finer than the last the first grid must be, as a power of `FACTOR`.
+
+    A smooth loss is widened by spacing^2 / 6 a step. One whose mass sits close to a grid point is widened less: measured here.
+    """
+    losses, log_weights = loss.nodes(saddle.tilt)
+    tilted = np.exp(log_weights + saddle.tilt * losses - loss.log_mgf(saddle.tilt)[0])
+    mean = float(tilted @ losses)
+    levels = 0
+    while TOP * FACTOR ** (2 * levels) < count:
+        spacing = final / FACTOR**levels
+        offset, spacing = loss.align(spacing, mean)
+        place = (losses - offset) / spacing
+        place -= np.floor(place)
+        if count * float(tilted @ (place * (1 - place))) < TOP / 6 * 0.9:
+            break
+        levels += 1
+    return levels
+
+
+def _tiers(loss: Loss, count: int, saddle: Saddle, spacing: float, final: float, smooth: bool) -> tuple[tuple[float, float, int], ...]:
+    """Ranges of losses outside which coarser spacings change the sum by less than a tenth of what is allowed."""
+    losses, log_weights = loss.nodes(saddle.tilt)
+    exponent = log_weights + saddle.tilt * losses
+    tilted = np.exp(exponent - exponent.max())
+    order = np.argsort(losses)
+    losses, sums = losses[order], np.cumsum(tilted[order]) / tilted.sum()
+    tiers, stride = [], FACTOR
+    while stride * spacing < 1.5 * FACTOR * final:
+        step = stride * spacing
+        rare = 0.02 * TOP / count * (final / step) ** 2
+        if smooth:
+            rare = min(rare, 0.1 * TOLERANCE * max(saddle.epsilon, 0.01) / (count * step))
+        low, high = np.searchsorted(sums, rare) - 1, np.searchsorted(sums, 1 - rare) + 1
+        tiers.append((float(losses[max(low, 0)]), float(losses[min(high, len(losses) - 1)]), stride))
+        stride *= FACTOR
+    return tuple(tiers)
+
+
+def _smoothing(block: Lattice) -> int:
+    """How many blocks must be summed before no coarse cell holds most of the mass."""
+    cells = -(-len(block.weights) // FACTOR)
+    padded = np.zeros((cells + 1) * FACTOR)
+    padded[: len(block.weights)] = block.weights
+    sums = np.convolve(padded, np.ones(FACTOR), mode="valid")
+    heaviest = float(sums.max() / block.weights.sum())
+    return 1 if heaviest < 0.2 else min(1 << 40, math.ceil(math.log(0.03) / math.log(min(heaviest, 1 - 1e-12))))
+
+
+def _phase(
+    loss: Loss, count: int, saddle: Saddle, final: float, rounding: Rounding, tail: float
+) -> list[tuple[Lattice, int]]:
+    """One loss `count` times, as blocks on one grid, the last one or (where it pays) a finer one: [(block, times), (rest, 1)]."""
+    levels = _levels(loss, count, saddle, final)
+    log_scale, mean, _ = loss.log_mgf(saddle.tilt)
+    offset, spacing = loss.align(final / FACTOR**levels, mean)
+    tiers = _tiers(loss, count, saddle, spacing, final, rounding.needs_smooth)
+    grid = Grid(offset, spacing, saddle.tilt, log_scale, tiers)
+    block = rounding.release(loss.halves(grid, tail / count), grid)
+    rest: list[tuple[Lattice, int]] = []
+    left = count
+    for level in range(levels):
+        size = max(1, math.ceil(left / TOP / FACTOR ** (2 * (levels - level - 1))))
+        if rounding.needs_smooth:
+            size = max(size, _smoothing(block))
+        if 2 * size > left:
+            break
+        left, digit = divmod(left, size)
+        if digit or rest:
+            rest = [(rounding.coarsen(compose([(block, digit), *rest], tail), FACTOR), 1)]
+        block = rounding.coarsen(compose([(block, size)], tail / left), FACTOR)
+    return [(block, left), *rest]
+
+
+class Reading:
+    """Reads delta and epsilon off a composed lattice; `sign` +1 adds the numeric error (upper bound), -1 takes it off."""
+
+    def __init__(self, lattice: Lattice, infinity: float, sign: float) -> None:
+        positions, tilt = lattice.positions(), lattice.tilt
+        self.reference = float(lattice.weights @ positions) / float(lattice.weights.sum())
+        exponent = -tilt * (positions - self.reference)
+        keep = exponent < 600
+        self.positions, self.mass = positions[keep], lattice.weights[keep] * np.exp(exponent[keep])
+        self.log_scale = lattice.log_scale - tilt * self.reference
+        self.tilt, self.infinity, self.sign = tilt, infinity, sign
+        self.error = lattice.error + 16 * ROUNDING * (1 + abs(lattice.log_scale))
+
+    def delta(self, epsilon: float) -> float:
+        """The bound on delta at `epsilon`."""
+        if epsilon < self.positions[0]:
+            return 1.0 if self.sign > 0 else self.delta(float(self.positions[0]))
+        at = int(np.searchsorted(self.positions, epsilon, side="right"))
+        seen = float(np.sum(self.mass[at:] * -np.expm1(epsilon - self.positions[at:])))
+        doubt = self.error * math.exp(min(600.0, -self.tilt * (epsilon - self.reference) + log_peak(self.tilt)))
+        value = seen + self.sign * doubt
+        if value <= 0:
+            return self.infinity
+        return min(1.0, self.infinity + math.exp(min(0.0, self.log_scale + math.log(value))))
+
+    def epsilon(self, delta: float) -> float:
+        """The least epsilon at which an upper bound is at most `delta`; the largest at which a lower bound is at least it.
+
+        Infinity, or minus infinity for a lower bound, where there is none on the lattice.
+        """
+        low, high = self._cell(delta)
+        if not math.isfinite(low + high):
+            return math.inf if self.sign > 0 else -math.inf
+        while high - low > 1e-12 * (1 + abs(high)):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
+        return high if self.sign > 0 else low
+
+    def _cell(self, delta: float) -> tuple[float, float]:
+        """Neighbouring points between which the bound on delta falls through `delta`, the last such pair."""
+        x = self.positions
+        p = np.cumsum(self.mass[::-1])[::-1]
+        q = np.cumsum((self.mass * np.exp(np.clip(self.reference - x, -600, 600)))[::-1])[::-1]
+        seen = p - q * np.exp(np.clip(x - self.reference, -600, 600))
+        exponent = -self.tilt * (x - self.reference) + log_peak(self.tilt)
+        value = seen + self.sign * self.error * np.exp(np.minimum(exponent, 600))
+        level = math.exp(min(700.0, math.log(max(delta - self.infinity, 1e-320)) - self.log_scale))
+        above = np.flatnonzero(value > level)
+        if delta <= self.infinity:
+            return (math.nan, math.nan) if self.sign > 0 else (float(x[-1]), float(x[-1]))
+        if not len(above):
+            return (float(x[0]), float(x[0])) if self.sign > 0 else (math.nan, math.nan)
+        at = int(above[-1])
+        # One cell more on each side: the running sums place the crossing only up to their own round-off.
+        low, high = float(x[max(at - 1, 0)]), float(x[min(at + 2, len(x) - 1)])
+        if self.delta(high) > delta or (self.sign < 0 and self.delta(low) <= delta):
+            return math.nan, math.nan
+        return low, high
