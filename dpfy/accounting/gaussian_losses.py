@@ -75,53 +75,46 @@ class GaussianPair(Density):
         """See `Density`."""
         return min(self.sigma, self.sigma**2)
 
-    def _slopes(self, x: float) -> tuple[float, float]:
-        """The posterior means of P and Q at x: derivatives of log(P/N), log(Q/N) times sigma^2."""
-        weights_p, means_p, weights_q, means_q = self._arrays
-
-        def mean(weights: Array, means: Array) -> float:
-            y = (2 * means * x - means**2) / (2 * self.sigma**2)
-            e = weights * np.exp(y - y.max())
-            return float((e * means).sum() / e.sum())
-
-        return mean(weights_p, means_p), mean(weights_q, means_q)
+    def _posterior_q(self, x: Array) -> Array:
+        """The posterior mean of Q's component at x: sigma^2 times the derivative of log(Q/N)."""
+        _, _, weights, means = self._arrays
+        y = (2 * means[:, None] * x - means[:, None] ** 2) / (2 * self.sigma**2)
+        e = weights[:, None] * np.exp(y - y.max(axis=0))
+        return np.asarray((e * means[:, None]).sum(axis=0) / e.sum(axis=0))
 
     def _log_density(self, x: Array, log_p: Array) -> Array:
         return log_p - 0.5 * (x / self.sigma) ** 2 - math.log(self.sigma * math.sqrt(2 * math.pi))
 
-    def _log_tail(self, x: float, s: float, upper: bool) -> float:
-        """log of a bound on the integral of P exp(sL) beyond x; infinity where the slope argument does not apply.
+    def _log_tails(self, x: Array, s: float, upper: bool) -> Array:
+        """Logs of bounds on the integral of P exp(sL) beyond each x; infinity where the slope argument does not apply.
 
         The log of the integrand has slope ((s+1) m_P - s m_Q - x) / sigma^2 with posterior means m that grow with x: beyond x the
         slope is at most its worst value, so the tail is below that of an exponential.
         """
-        _, means_p, _, means_q = self._arrays
-        _, at_q = self._slopes(x)
-        if upper:
-            gap = x - ((s + 1) * float(means_p.max()) - s * at_q)
-        else:
-            gap = ((s + 1) * float(means_p.min()) - s * at_q) - x
-        if gap <= 0:
-            return math.inf
-        point = np.array([x])
-        log_p, log_q = self._parts(point)
-        return float(self._log_density(point, log_p)[0] + s * (log_p - log_q)[0]) + math.log(self.sigma**2 / gap)
+        _, means_p, _, _ = self._arrays
+        sign = 1.0 if upper else -1.0
+        extreme = float(means_p.max() if upper else means_p.min())
+        gap = sign * (x - ((s + 1) * extreme - s * self._posterior_q(x)))
+        log_density, loss = self.density(x)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(gap > 0, log_density + s * loss + np.log(self.sigma**2 / np.maximum(gap, 1e-300)), np.inf)
 
     def reach(self, s: float, log_tail: float) -> tuple[float, float]:
-        """An interval outside which P exp(sL) has at most exp(log_tail) on each side."""
+        """See `Density`."""
         _, means_p, _, means_q = self._arrays
         low = min(float(means_p.min()), float(means_q.min()))
         high = max(float(means_p.max()), float(means_q.max()))
-        ends = []
-        for upper, start in ((False, low), (True, high)):
-            sign, step, x = (1.0 if upper else -1.0), self.sigma, start
-            while self._log_tail(x, s, upper) > log_tail:
-                x += sign * step
-                step = min(step * 1.3, 4 * self.sigma) if abs(x - start) < 64 * self.sigma else step * 1.15
-                if abs(x) > 1e9 * max(1.0, self.sigma):
-                    raise Unsupported(f"a tilt of {s:.3g} for this release", "ask for a larger delta")
-            ends.append(x)
-        return ends[0], ends[1]
+        return self._end(low, s, log_tail, False), self._end(high, s, log_tail, True)
+
+    def _end(self, start: float, s: float, log_tail: float, upper: bool) -> float:
+        sign, stride = (1.0 if upper else -1.0), self.sigma / 2
+        while stride < 1e9 * max(1.0, self.sigma):
+            x = start + sign * stride * np.arange(64)
+            fine = np.flatnonzero(self._log_tails(x, s, upper) <= log_tail)
+            if len(fine):
+                return float(x[fine[0]])
+            start, stride = float(x[-1]), stride * 8
+        raise Unsupported(f"a tilt of {s:.3g} for this release", "ask for a larger delta")
 
     def log_mgf(self, s: float) -> tuple[float, float, float]:
         """See `Loss`. Trapezoid sums of an analytic function: they converge geometrically."""
@@ -170,25 +163,23 @@ class GaussianPair(Density):
         weights_p, means_p, weights_q, means_q = self._arrays
         sign = -1.0 if upper else 1.0
 
-        def outside(x: float) -> float:
-            z = sign * (x - np.concatenate([means_p, means_q])) / self.sigma
-            mass = ndtr(z)
-            rest = float(np.min(mass)) == 0.0
-            p, q = float(weights_p @ mass[: len(means_p)]), float(weights_q @ mass[len(means_p) :])
-            return float(self.loss(np.array([x]))[0]) if rest or not q else math.log1p((p - q) / q)
+        def beyond(x: Array) -> Array:
+            """The log ratio of the masses of P and Q between the edge and x."""
+            p = weights_p @ ndtr(sign * (x - means_p[:, None]) / self.sigma)
+            q = weights_q @ ndtr(sign * (x - means_q[:, None]) / self.sigma)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return np.where(q > 0, np.log1p((p - q) / q), self.loss(x))
 
-        def gap(x: float) -> float:
-            return sign * (float(self.loss(np.array([x]))[0]) - outside(x)) - spacing / 2
-
-        low, high = -30 * self.sigma, 30 * self.sigma + 30
-        inner, outer = (low, high) if upper else (high, low)
-        if gap(inner) < 0:
-            return mean
-        for _ in range(80):
-            middle = (inner + outer) / 2
-            inner, outer = (middle, outer) if gap(middle) > 0 else (inner, middle)
+        reach = 30 * self.sigma + float(np.abs(means_p).max() + np.abs(means_q).max()) * 30
+        inner, outer = (-reach, reach) if upper else (reach, -reach)
+        for _ in range(8):
+            x = np.linspace(outer, inner, 65)
+            inside = np.flatnonzero(sign * (self.loss(x) - beyond(x)) > spacing / 2)
+            if not len(inside) or inside[0] == 0:
+                return mean
+            inner, outer = float(x[inside[0]]), float(x[inside[0] - 1])
         # A hair inwards: the merged mass then lies on the outer side of its point and never needs mass from beyond the edge.
-        return outside((inner + outer) / 2) + sign * 1e-6 * spacing
+        return float(beyond(np.array([inner]))[0]) + sign * 1e-6 * spacing
 
     def inverse(self, losses: Array, low: float, high: float) -> Array:
         """The x between `low` and `high` at which the loss is reached: closed form where there is one, else Newton in a bracket."""

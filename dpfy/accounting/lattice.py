@@ -5,9 +5,9 @@ of the distribution that decides delta has weights of order one, so that round-o
 
 Rounding up (`spread`) splits the mass of a cell between its ends so that its P- and Q-mass stay: the log ratio is spread, hence the
 new pair dominates the old one (connect-the-dots, Doroshenko et al. 2022). Rounding down (`contract`) merges the mass around a
-point, and a little of the neighbouring points' mass, so that the ratio is exactly that of the point; merging is post-processing, so the
-old pair dominates the new one. Both change the loss in second order only. Every other error (truncation, wrap-around, FFT round-off, arithmetic) is bounded in tilted total mass;
-`Lattice.delta` turns that into a bound on delta.
+point, and a little of the neighbouring points' mass, so that the ratio is exactly that of the point; merging is post-processing, so
+the old pair dominates the new one. Both change the loss in second order only. Every other error (truncation, wrap-around, FFT
+round-off, arithmetic) is bounded in tilted total mass, which `pld.Reading` turns into a bound on delta.
 """
 
 from __future__ import annotations
@@ -86,12 +86,22 @@ def _merge(halves: Halves, gaps: Array, c: float) -> tuple[Array, float]:
     """
     up = np.exp(c * gaps)
     left, drop, right, rise = (part.copy() for part in (halves.left, halves.drop, halves.right, halves.rise))
+    _drop_ends(left, drop, right, rise, halves.error)
     _give_inwards(left, drop, right, rise, gaps, up)
     weights, excess = left + right, rise - drop
     from_below, from_above = np.maximum(excess[1:], 0.0) / np.expm1(gaps), np.maximum(-excess[:-1], 0.0) / -np.expm1(-gaps)
     weights[1:] += from_below - from_above * up
     weights[:-1] += from_above - from_below / up
     return _nonnegative(weights, gaps, c, halves.error)
+
+
+def _drop_ends(left: Array, drop: Array, right: Array, rise: Array, noise: float) -> None:
+    """Leave out what lies beyond the ends of the mass that can be told from numeric noise: less mass is dominated. In place."""
+    sums = np.cumsum(left + right)
+    low, high = np.searchsorted(sums, noise), np.searchsorted(sums, sums[-1] - noise) + 1
+    for part in (left, drop, right, rise):
+        part[:low] = 0.0
+        part[high:] = 0.0
 
 
 def _give_inwards(left: Array, drop: Array, right: Array, rise: Array, gaps: Array, up: Array) -> None:
@@ -137,8 +147,10 @@ def _nonnegative(weights: Array, gaps: Array, c: float, allowed: float) -> tuple
             growth = math.exp((c + 1) * gaps[at]) if at < len(gaps) else 1.0
             debt, at = -value * growth, at + 1
         if at == len(weights):
-            return np.maximum(weights, 0.0), dropped + debt
-    return weights, dropped
+            # Nothing above to merge with: leave these points and the one that needed their mass out. Less mass is dominated.
+            weights[max(k - 1, 0) :] = 0.0
+            break
+    return np.maximum(weights, 0.0), dropped
 
 
 def coarsen_up(lattice: Lattice, factor: int) -> Lattice:
@@ -255,7 +267,7 @@ def _window(parts: Sequence[tuple[Lattice, int]], tail: float) -> tuple[int, int
     bins = []
     mean, variance = 0.0, 0.0
     for part, count in parts:
-        group = max(1, len(part.weights) // 512)
+        group = max(1, len(part.weights) // 256)
         cells = -(-len(part.weights) // group)
         padded = np.zeros(cells * group)
         padded[: len(part.weights)] = part.weights
@@ -267,17 +279,15 @@ def _window(parts: Sequence[tuple[Lattice, int]], tail: float) -> tuple[int, int
         middle = float(sums @ edge) / total
         mean += count * middle
         variance += count * (float(sums @ (edge - middle) ** 2) / total + group**2)
+    rates = np.geomspace(0.1, 200, 24)[:, None] / math.sqrt(variance)
     ends = []
     for sign in (-1, 1):
-        best = math.inf
-        for rate in np.geomspace(0.05, 400, 60) / math.sqrt(variance):
-            bound = -math.log(tail)
-            for sums, edge, group, count in bins:
-                exponent = rate * sign * (edge + (group - 1 if sign > 0 else 0)) + np.log(sums)
-                top = float(exponent.max())
-                bound += count * (top + math.log(float(np.exp(exponent - top).sum())))
-            best = min(best, bound / rate)
-        ends.append(best)
+        bound = np.full(len(rates), -math.log(tail))
+        for sums, edge, group, count in bins:
+            exponent = rates * (sign * (edge + (group - 1 if sign > 0 else 0))) + np.log(sums)
+            top = exponent.max(axis=1)
+            bound += count * (top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
+        ends.append(float((bound / rates[:, 0]).min()))
     return math.floor(-ends[0]) - 1, math.ceil(ends[1]) + 1
 
 

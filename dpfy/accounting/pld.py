@@ -17,7 +17,7 @@ import numpy as np
 from dpfy.accounting.lattice import Lattice, coarsen_down, coarsen_up, compose, contract, spread
 from dpfy.accounting.losses import ROUNDING, Grid, Loss, halves_of_points
 
-TOLERANCE = 2e-5
+TOLERANCE = 1.5e-5
 """Relative error in epsilon that each bound aims for."""
 TOP = 24
 """How many blocks the last transform composes."""
@@ -188,7 +188,7 @@ def _tiers(loss: Loss, count: int, saddle: Saddle, spacing: float, final: float,
     order = np.argsort(losses)
     losses, sums = losses[order], np.cumsum(tilted[order]) / tilted.sum()
     tiers, stride = [], FACTOR
-    while stride * spacing < 1.5 * FACTOR * final:
+    while stride * spacing < (0.5 if smooth else 1.5) * final:
         step = stride * spacing
         rare = 0.02 * TOP / count * (final / step) ** 2
         if smooth:

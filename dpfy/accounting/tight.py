@@ -82,6 +82,8 @@ class TightCurve:
 
     def _rough(self, k: int, delta: float) -> float:
         """A coarse upper bound in direction k; remembers the tilt it suggests."""
+        if (k, delta) in self._found:
+            return self._found[k, delta].epsilon
         total = self._directions[k]
         if delta <= total.infinity:
             return math.inf
