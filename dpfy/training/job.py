@@ -14,6 +14,7 @@ from torch import nn
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core.errors import InvalidInput
 from dpfy.data import source
+from dpfy.data.config import DataConfig
 from dpfy.data.records import Records
 from dpfy.models import build, features
 from dpfy.plan.recipe import Plan, dpsgd
@@ -23,11 +24,11 @@ from dpfy.training.fit import fit
 from dpfy.training.run import Run, RunFolder, erase_secrets
 from dpfy.training.update import Update
 
-RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000}
-"""Training records of data sets whose size is public knowledge."""
+RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000, "digits": 1_438, "adult": 24_130, "shakespeare": 6_917}
+"""Training records of data sets whose size is public knowledge, with the default share held out."""
 
 DEFAULT_EPSILON = 3.0
-DEFAULT_STEPS = 60
+DEFAULT_STEPS = 120
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Outcome:
 def plan_of(config: JobConfig) -> Plan:
     """The plan of a job, made without a look at its data."""
     privacy, training = config.privacy, config.training
-    records = privacy.records or RECORDS.get(config.data.kind)
+    split = config.data.test_fraction == DataConfig.test_fraction
+    records = privacy.records or (RECORDS.get(config.data.kind) if split else None)
     if records is None:
         rule = f"must be given for data of kind {config.data.kind!r}: the public number of training records"
         raise InvalidInput("privacy.records", None, rule)

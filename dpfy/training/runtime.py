@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpfy.core import check
+from dpfy.core.errors import InvalidInput
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,15 @@ class Runtime:
     def __post_init__(self) -> None:
         check.one_of("engine", self.engine, ["auto", "bookkeeping", "batched", "loop"])
         check.integer("max_physical_batch", self.max_physical_batch)
+        if self.device is not None:
+            check_device(self.device)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not know or this machine does not have."""
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, TypeError):
+        raise InvalidInput("device", name, "must be a device of this machine, such as cpu or cuda") from None

@@ -1,0 +1,5 @@
+"""`python -m dpfy` is `dpfy`."""
+
+from dpfy.cli.app import main
+
+main()
