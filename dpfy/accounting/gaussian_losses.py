@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -43,6 +43,13 @@ class GaussianPair(Density):
     p: tuple[tuple[float, float], ...]
     q: tuple[tuple[float, float], ...]
     infinity: float = 0.0
+    cut: float = 0.0
+    ceiling: float = math.inf
+
+    def capped(self, mass: float) -> GaussianPair:
+        """See `Loss`."""
+        high = max(m for _, m in (*self.p, *self.q))
+        return replace(self, cut=mass, ceiling=self._end(high, 0.0, math.log(mass), True))
 
     @cached_property
     def _arrays(self) -> tuple[Array, Array, Array, Array]:
@@ -104,15 +111,19 @@ class GaussianPair(Density):
         _, means_p, _, means_q = self._arrays
         low = min(float(means_p.min()), float(means_q.min()))
         high = max(float(means_p.max()), float(means_q.max()))
-        return self._end(low, s, log_tail, False), self._end(high, s, log_tail, True)
+        return self._end(low, s, log_tail, False), self._end(high, s, log_tail, True) if high < self.ceiling else self.ceiling
 
     def _end(self, start: float, s: float, log_tail: float, upper: bool) -> float:
         sign, stride = (1.0 if upper else -1.0), self.sigma / 2
         while stride < 1e9 * max(1.0, self.sigma):
             x = start + sign * stride * np.arange(64)
+            if upper and x[-1] >= self.ceiling:
+                x = np.minimum(x, self.ceiling)
             fine = np.flatnonzero(self._log_tails(x, s, upper) <= log_tail)
             if len(fine):
                 return float(x[fine[0]])
+            if upper and x[-1] >= self.ceiling:
+                return self.ceiling
             start, stride = float(x[-1]), stride * 8
         raise Unsupported(f"a tilt of {s:.3g} for this release", "ask for a larger delta")
 

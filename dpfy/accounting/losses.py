@@ -91,6 +91,10 @@ class Loss(Protocol):
     """The privacy loss of one release in one direction."""
 
     infinity: float
+    cut: float
+
+    def capped(self, mass: float) -> Loss:
+        """The same with outcomes of the largest losses left out, together of P-mass at most `mass`, which is noted in ``cut``."""
 
     def log_mgf(self, s: float) -> tuple[float, float, float]:
         """log E_P[exp(sL); L finite] and its first two derivatives in s, accurate but not certified."""
@@ -207,6 +211,11 @@ class Atoms:
     losses: tuple[float, ...]
     probabilities: tuple[float, ...]
     infinity: float = 0.0
+    cut: float = 0.0
+
+    def capped(self, mass: float) -> Atoms:
+        """See `Loss`: nothing to cut."""
+        return self
 
     def align(self, spacing: float, mean: float) -> tuple[float, float]:
         """See `Loss`. The spacing divides the gap between the extreme values; exact when all values are evenly spaced."""

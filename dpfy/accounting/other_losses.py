@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,11 @@ class LaplacePair(Density):
     rate: float = 1.0
     added: bool = False
     infinity: float = 0.0
+    cut: float = 0.0
+
+    def capped(self, mass: float) -> LaplacePair:
+        """See `Loss`: the loss is bounded, nothing to cut."""
+        return self
 
     def _ratio(self, t: Array) -> Array:
         with np.errstate(over="ignore"):
@@ -107,6 +112,12 @@ class Mixture:
 
     parts: tuple[tuple[float, Loss], ...]
     infinity: float = 0.0
+    cut: float = 0.0
+
+    def capped(self, mass: float) -> Mixture:
+        """See `Loss`."""
+        parts = tuple((w, loss.capped(mass)) for w, loss in self.parts)
+        return replace(self, parts=parts, cut=max(loss.cut for _, loss in parts))
 
     def nodes(self, s: float) -> tuple[Array, Array]:
         """See `Loss`."""
@@ -140,6 +151,12 @@ class Fold:
     below: Loss
     zero: float
     infinity: float = 0.0
+    cut: float = 0.0
+
+    def capped(self, mass: float) -> Fold:
+        """See `Loss`."""
+        above = self.above.capped(mass)
+        return replace(self, above=above, cut=above.cut)
 
     def nodes(self, s: float) -> tuple[Array, Array]:
         """See `Loss`."""

@@ -19,12 +19,14 @@ from dpfy.accounting.losses import ROUNDING, Grid, Loss, halves_of_points
 
 TOLERANCE = 1.5e-5
 """Relative error in epsilon that each bound aims for."""
+LEAST_EPSILON = 0.05
+"""Below this epsilon the error aimed for is absolute: the tolerance times this."""
 TOP = 24
 """How many blocks the last transform composes."""
 SLACK = 2.0
 """By which power of e the Chernoff bound at the chosen tilt may exceed delta."""
-TAIL = 1e-11
-"""Tilted mass that may be cut off."""
+TAIL = 1e-9
+"""Tilted mass that may be cut off, relative to what matters."""
 FACTOR = 5
 """Coarsening between transforms (odd)."""
 
@@ -42,6 +44,19 @@ class Sum:
             return 1.0
         return -math.expm1(sum(count * math.log1p(-loss.infinity) for loss, count in self.parts))
 
+    @property
+    def cut(self) -> float:
+        """A bound on the probability that some release was capped away."""
+        return sum(count * loss.cut for loss, count in self.parts)
+
+    def capped(self, mass: float) -> Sum:
+        """The same with outliers of probability at most `mass` altogether left out and noted in `cut`.
+
+        Heavy tails, which would spoil every tilt, end where they no longer matter.
+        """
+        total = sum(count for _, count in self.parts)
+        return Sum(tuple((loss.capped(mass / total), count) for loss, count in self.parts))
+
     def log_mgf(self, s: float) -> tuple[float, float, float]:
         """log E[exp(sL)] of the sum and its first two derivatives."""
         rows = [tuple(count * value for value in loss.log_mgf(s)) for loss, count in self.parts]
@@ -50,11 +65,13 @@ class Sum:
 
 @dataclass(frozen=True)
 class Saddle:
-    """Where the answer is expected: epsilon, the tilt in use, the sharpest tilt, and mean and variance of the tilted sum."""
+    """Where the answer is expected: epsilon, the tilt in use, how fast log delta falls there, the log of by how much the Chernoff
+    bound exceeds delta, and mean and variance of the tilted sum."""
 
     epsilon: float
     tilt: float
-    sharpest: float
+    slope: float
+    excess: float
     mean: float
     variance: float
 
@@ -96,7 +113,7 @@ def saddle(total: Sum, delta: float, high: float, guess: float | None = None) ->
     else:
         high = low
     _, mean, variance = total.log_mgf(math.exp(high))
-    return Saddle(epsilon, math.exp(high), best, mean, variance)
+    return Saddle(epsilon, math.exp(high), best, max(0.0, excess(high, epsilon)), mean, variance)
 
 
 def minimise(function: Callable[[float], float], low: float, high: float) -> float:
@@ -134,15 +151,15 @@ UP, DOWN = Rounding(spread, coarsen_up, False), Rounding(contract, coarsen_down,
 
 def final_spacing(total: Sum, saddle: Saddle, tolerance: float) -> float:
     """The spacing of the last grid: rounding the blocks onto it widens the sum by what moves epsilon by the tolerance."""
-    target = max(saddle.epsilon, 0.05 * math.sqrt(saddle.variance), 1e-6) * tolerance
+    target = max(saddle.epsilon, 0.05 * math.sqrt(saddle.variance), LEAST_EPSILON) * tolerance
     # Every level of coarsening rounds once more by about as much as the last grid does.
     blocks = sum(min(TOP, count) * max(1.0, math.log(count / TOP) / math.log(FACTOR**2)) for _, count in total.parts)
-    return math.sqrt(6 * 2 * target / (saddle.sharpest + 1) / blocks)
+    return math.sqrt(6 * 2 * target / (saddle.slope + 1) / blocks)
 
 
 def compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding) -> Lattice:
     """The whole composition on one lattice, rounded up or down, on a grid of about the spacing `final`."""
-    tail = TAIL / (1 + saddle.tilt * math.sqrt(saddle.variance)) / len(total.parts)
+    tail = TAIL * math.exp(-min(saddle.excess, 25.0)) / len(total.parts)
     phases = [_phase(loss, count, saddle, final, rounding, tail) for loss, count in total.parts]
     if len(phases) == 1:
         return compose(phases[0], tail)
@@ -246,6 +263,14 @@ class Reading:
         self.log_scale = lattice.log_scale - tilt * self.reference
         self.tilt, self.infinity, self.sign = tilt, infinity, sign
         self.error = lattice.error + 16 * ROUNDING * (1 + abs(lattice.log_scale))
+
+    def slope(self, epsilon: float, step: float) -> float:
+        """How fast log delta falls around `epsilon`."""
+        values = []
+        for at in (epsilon - step, epsilon + step):
+            first = int(np.searchsorted(self.positions, at, side="right"))
+            values.append(float(np.sum(self.mass[first:] * -np.expm1(at - self.positions[first:]))))
+        return math.log(values[0] / values[1]) / (2 * step) if values[1] > 0 and values[0] > 0 else 20.0 / step
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at `epsilon`."""

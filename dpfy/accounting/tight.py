@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from dpfy.accounting.gaussian import GaussianCurve
@@ -28,6 +29,8 @@ from dpfy.core.unit import Adjacency
 
 COARSE = 5e-3
 """Relative accuracy of the first pass, which finds where to look closely."""
+CUT = 1e-6
+"""The part of delta that pays for capping outliers."""
 NEGLIGIBLE = -80.0
 """Below this log of delta the Chernoff bound itself is reported."""
 
@@ -54,7 +57,7 @@ class TightCurve:
     def __init__(self, parts: Composition) -> None:
         self._directions = _directions(parts)
         self._exact = all(release.exact for release, _ in parts.releases)
-        self._found: dict[tuple[int, float], Saddle] = {}
+        self._found: dict[tuple[int, float], tuple[Sum, Saddle]] = {}
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`; where delta is below what can be certified, an error that says so."""
@@ -81,38 +84,57 @@ class TightCurve:
         return min(1.0, max(self._delta(total, epsilon) for total in self._directions))
 
     def _rough(self, k: int, delta: float) -> float:
-        """A coarse upper bound in direction k; remembers the tilt it suggests."""
+        """A coarse upper bound in direction k; remembers where to look closely."""
         if (k, delta) in self._found:
-            return self._found[k, delta].epsilon
-        total = self._directions[k]
-        if delta <= total.infinity:
+            return self._found[k, delta][1].epsilon
+        whole = self._directions[k]
+        if delta <= whole.infinity:
             return math.inf
-        high = sharpest(total, delta)
-        first = saddle(total, delta, high)
-        value = Reading(compose_sum(total, first, final_spacing(total, first, COARSE), UP), total.infinity, 1).epsilon(delta)
-        self._found[k, delta] = saddle(total, delta, high, value) if math.isfinite(value) else first
+        room = delta - whole.infinity
+        total = whole.capped(CUT * room)
+        room -= total.cut
+        high = sharpest(total, room)
+        found = saddle(total, room, high)
+        # The Chernoff bound, which gave the first tilt, holds whatever becomes of the numeric one.
+        value = found.epsilon + 1e-9
+        for _ in range(8):
+            spacing = final_spacing(total, found, COARSE)
+            reading = Reading(compose_sum(total, found, spacing, UP), total.infinity + total.cut, 1)
+            value = min(value, reading.epsilon(delta))
+            slope = max(math.exp(high), reading.slope(value, 2 * spacing))
+            found = replace(saddle(total, room, high, value), slope=slope)
+            if final_spacing(total, found, COARSE) > 0.6 * spacing:
+                break
+        self._found[k, delta] = total, found
         return value
 
     def _bound(self, k: int, delta: float, side: tuple[Any, int]) -> float:
-        total, (rounding, sign) = self._directions[k], side
-        if delta <= total.infinity:
+        if delta <= self._directions[k].infinity:
             return math.inf
-        found = self._found[k, delta]
+        (total, found), (rounding, sign) = self._found[k, delta], side
         lattice = compose_sum(total, found, final_spacing(total, found, TOLERANCE), rounding)
-        value = Reading(lattice, total.infinity, sign).epsilon(delta)
-        if sign > 0 and math.isinf(value):
-            raise Unsupported(f"delta {delta:g} for this event", "its numeric error cannot be certified there; use a larger delta")
-        return value
+        if sign > 0:
+            return min(Reading(lattice, total.infinity + total.cut, 1).epsilon(delta), found.epsilon)
+        return Reading(lattice, total.infinity, -1).epsilon(delta)
 
-    def _delta(self, total: Sum, epsilon: float) -> float:
-        if total.infinity >= 1:
+    def _delta(self, whole: Sum, epsilon: float) -> float:
+        if whole.infinity >= 1:
             return 1.0
-        best, log_bound = chernoff(total, epsilon)
+        best, log_bound = chernoff(whole, epsilon)
+        answer = min(1.0, whole.infinity + math.exp(min(0.0, log_bound)) * (1 + 1e-6))
         if log_bound < NEGLIGIBLE:
-            return total.infinity + math.exp(log_bound) * (1 + 1e-6)
-        found = saddle(total, math.exp(min(log_bound, -1e-9)), best, epsilon)
-        lattice = compose_sum(total, found, final_spacing(total, found, TOLERANCE), UP)
-        return min(Reading(lattice, total.infinity, 1).delta(epsilon), total.infinity + math.exp(min(0.0, log_bound)) * (1 + 1e-6))
+            return answer
+        for _ in range(4):
+            room = answer - whole.infinity
+            total = whole.capped(CUT * room) if room > 0 else whole
+            best, log_bound = chernoff(total, epsilon)
+            found = saddle(total, math.exp(min(log_bound, -1e-9)), best, epsilon)
+            spacing = final_spacing(total, found, TOLERANCE)
+            reading = Reading(compose_sum(total, found, spacing, UP), total.infinity + total.cut, 1)
+            before, answer = answer, min(answer, reading.delta(epsilon))
+            if answer > 0.1 * before or answer <= whole.infinity:
+                break
+        return answer
 
 
 UP_SIDE, DOWN_SIDE = (UP, 1), (DOWN, -1)
