@@ -27,7 +27,7 @@ from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
 from dpfy.gradients.replay import Replay
 from dpfy.gradients.stray import Cut, Graph, find_cut, taken_apart
-from dpfy.gradients.tape import Layout, Report, Site, Tape, rows_first, settle
+from dpfy.gradients.tape import Layout, Report, Site, Tape, probe_weights, rows_first, settle
 
 _SITES: weakref.WeakKeyDictionary[nn.Module, tuple[Row, Tape, Site]] = weakref.WeakKeyDictionary()
 
@@ -158,7 +158,7 @@ class BookkeepingEngine:
 
     def _measure(self, losses: Tensor, graph: Graph) -> list[_Source]:
         """Two backward passes with different weights show where the examples lie, in every layer and above every stray."""
-        names, weights = list(attached(self._params)), torch.linspace(0.5, 2.0, len(losses)).to(losses)
+        names, weights = list(attached(self._params)), probe_weights(losses)
         reports: list[Report] = []
         with self._tape.into(reports.append):
             self._backward(losses, names, keep=True)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.structure import tensors_in
-from dpfy.gradients.tape import looking
+from dpfy.gradients.tape import PROBE_TOLERANCE, looking, probe_weights
 
 MOST_GROUPS = 32
 
@@ -196,8 +196,6 @@ class LossProbe:
     Guarantees: raises :class:`Unsupported` if the gradient of a combination of losses at row j is not that of loss j alone.
     """
 
-    TOLERANCE = 1e-3
-
     def __init__(self, model: nn.Module) -> None:
         self._watch: list[Tensor] = []
         self._handles = [m.register_forward_hook(self._see) for m in model.modules()]
@@ -222,7 +220,7 @@ class LossProbe:
         self.close()
         if batch < 2 or not watched:
             return
-        weights = torch.linspace(0.5, 2.0, batch, dtype=losses.dtype, device=losses.device)
+        weights = probe_weights(losses)
         with looking():
             plain = torch.autograd.grad(losses, watched, torch.ones_like(losses), retain_graph=True, allow_unused=True)
             tilted = torch.autograd.grad(losses, watched, weights, retain_graph=True, allow_unused=True)
@@ -231,7 +229,7 @@ class LossProbe:
                 continue
             rows = a.flatten(1).double()
             gap = (b.flatten(1).double() - weights.double()[:, None] * rows).norm(dim=1)
-            tolerance = max(self.TOLERANCE, 64 * torch.finfo(a.dtype).eps)
+            tolerance = max(PROBE_TOLERANCE, 8 * torch.finfo(a.dtype).eps)
             if bool((gap > tolerance * rows.norm(dim=1).nan_to_num().amax()).any()):
                 raise Unsupported(
                     "losses that mix examples (the loss of one example depends on another example)",

@@ -167,15 +167,15 @@ def gram_norm(left: Tensor, right: Tensor, tile: int = 0) -> Tensor:
     batch, length, p = left.shape
     rows = right.dim() == 2
     left, right = _unit_last(left), right if rows else _unit_last(right)
-    tile = tile or (128 if length > 64 and not rows else 64 if length > 32 else 32)
+    wide = left.dtype == torch.float32
+    tile = tile or (32 if length <= 32 else 128 if wide and length > 64 and not rows else 64)
     count = triton.cdiv(length, tile)
     pairs = count * (count + 1) // 2
     out = torch.empty(pairs, batch, dtype=torch.float32, device=left.device)
-    wide = left.dtype == torch.float32
-    options: dict[str, Any] = {"num_warps": 8 if tile == 128 else 4, "num_stages": 3}
+    options: dict[str, Any] = {"num_warps": 8 if tile == 128 else 4, "num_stages": 3 if tile == 128 else 4}
     _gram_kernel[(pairs, batch)](
         left, right, out, length, p, 1 if rows else right.shape[2], left.stride(0), left.stride(1), right.stride(0), right.stride(1),
-        TILE=tile, DEPTH=32 if wide else 64, ROWS=rows, PRECISION=_precision(left), **options,
+        TILE=tile, DEPTH=32 if wide and tile < 128 else 64, ROWS=rows, PRECISION=_precision(left), **options,
     )  # fmt: skip
     return out
 
