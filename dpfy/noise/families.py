@@ -1,4 +1,4 @@
-"""The correlated strategies by name, for plans in JSON."""
+"""The strategies by name, for plans in JSON."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dpfy.noise.banded import Banded, NormalisedBanded
 from dpfy.noise.blt import Blt
 from dpfy.noise.dense import Dense
 from dpfy.noise.inverse import InverseBanded
+from dpfy.noise.strategy import Identity
 from dpfy.noise.toeplitz import SquareRoot
 from dpfy.noise.tree import Tree
 
-CORRELATED: dict[str, type] = {
+STRATEGIES: dict[str, type] = {
+    "identity": Identity,
     "banded": Banded,
     "normalised-banded": NormalisedBanded,
     "inverse-banded": InverseBanded,

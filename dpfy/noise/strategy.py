@@ -54,7 +54,3 @@ class Identity:
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """The step's own draw."""
         return draw(step), state
-
-
-STRATEGIES: dict[str, type] = {"identity": Identity}
-"""The strategies by name, for plans in JSON."""

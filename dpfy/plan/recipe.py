@@ -14,7 +14,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip
-from dpfy.noise.strategy import STRATEGIES, Identity, Strategy
+from dpfy.noise.families import STRATEGIES
+from dpfy.noise.strategy import Identity, Strategy
 from dpfy.plan import pairs
 from dpfy.sampling.sampler import Sampler
 from dpfy.sampling.table import SAMPLERS

@@ -34,6 +34,10 @@ class PoissonSampler:
         """rate times records."""
         return self.rate * records
 
+    def address(self, step: int) -> int:
+        """A generator for each step."""
+        return step
+
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Indices in increasing order, found by geometric gaps: the cost grows with the batch, not with the data set."""
         import numpy as np

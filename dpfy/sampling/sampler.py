@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Sampler(Protocol):
     """Picks the records of a step.
 
-    Guarantees: `batch` is a pure function of (step, records, rng): the same step of a resumed run picks the same records, and what
+    Guarantees: `batch` is a pure function of (step, records, rng), with rng the generator at `address(step)`: the same step of a resumed run picks the same records, and what
     it picks has the distribution that `participation` promises to the accountant.
     """
 
@@ -26,6 +26,9 @@ class Sampler(Protocol):
 
     def expected_batch(self, records: int) -> float:
         """The mean number of records in a batch: the divisor of the noisy sum."""
+
+    def address(self, step: int) -> int:
+        """Which of the run's generators the step draws from: its own, or one shared by the steps of a schedule."""
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Indices of the records that take part in `step`; may be empty."""

@@ -111,7 +111,7 @@ class PrivateTraining:
         recipe, runtime = self.plan.recipe, self.runtime
         while self.steps_done < recipe.steps:
             step = self.steps_done
-            rng = self.folder.randomness.generator("sampling", step)
+            rng = self.folder.randomness.generator("sampling", recipe.sampler.address(step))
             indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
             pieces = list(physical(indices, runtime.max_physical_batch, pad=runtime.pad))
             self._pieces = _Pieces(len(pieces))

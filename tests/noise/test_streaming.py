@@ -17,7 +17,7 @@ from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
 from dpfy.noise.blt import Blt
 from dpfy.noise.dense import Dense, dense
 from dpfy.noise.error import measured
-from dpfy.noise.families import CORRELATED
+from dpfy.noise.families import STRATEGIES as TABLE
 from dpfy.noise.gaussian import draw
 from dpfy.noise.inverse import InverseBanded, cancelling, inverse_square_root_banded
 from dpfy.noise.strategy import Identity
@@ -160,7 +160,7 @@ def test_noise_is_kept_in_the_precision_it_is_drawn_in(name, dtypes):
 
 
 def test_strategies_travel_as_json():
-    codec = Codec("strategy", {"identity": Identity} | CORRELATED)
+    codec = Codec("strategy", TABLE)
     for strategy in STRATEGIES.values():
         assert codec.decode(json.loads(json.dumps(codec.encode(strategy)))) == strategy
 
