@@ -15,12 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.accounting.losses import MOST_POINTS, ROUNDING, Array, Grid, Halves
-from dpfy.core.errors import Unsupported
+from dpfy.accounting.losses import MOST_POINTS, ROUNDING, Array, Grid, Halves, TooFine
+
+
+VISIBLE = 1e-4
+"""A bound on round-off, relative to delta, from which on extended precision is used."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +205,10 @@ def coarsen_down(lattice: Lattice, factor: int) -> Lattice:
     return replace(lattice, spacing=h * factor, start=start, weights=weights, error=error)
 
 
-def compose(parts: Sequence[tuple[Lattice, int]], tail: float) -> Lattice:
+def compose(parts: Sequence[tuple[Lattice, int]], tail: float, weight: float = 1.0) -> Lattice:
     """The sum of independent losses: each lattice `count` times, all of one spacing and tilt.
+
+    An error of the result counts `weight` times in the answer; where that would show, the transforms use extended precision.
 
     Guarantees: `error` of the result covers the errors of the parts, what wraps around or falls outside (at most 4 `tail`) and the
     round-off of the transforms.
@@ -214,25 +220,24 @@ def compose(parts: Sequence[tuple[Lattice, int]], tail: float) -> Lattice:
     low, high = _window(parts, tail)
     size = _fast_size(high - low + 1)
     if size > MOST_POINTS:
-        raise Unsupported(f"a grid of {size} points", "ask for a larger delta or fewer different phases")
-    unit = 3 * ROUNDING * math.log2(size)
-    spectrum, doubt, inherited = np.ones(size // 2 + 1, dtype=np.complex128), np.zeros(size // 2 + 1), 0.0
+        raise TooFine
+    visible = weight * math.sqrt(size) * sum(count for _, count in parts) * 3 * ROUNDING * math.log2(size)
+    kind = np.longdouble if visible > VISIBLE else np.float64
+    epsilon = float(np.finfo(kind).eps)
+    unit = 3 * epsilon * math.log2(size)
+    spectrum, doubt, inherited = np.ones(1), np.zeros(1), 0.0
     for part, count in parts:
         folded, base = _fold(part, size)
-        transform = np.fft.rfft(folded)
-        modulus = np.abs(transform)
+        transform = np.fft.rfft(folded.astype(kind))
+        # An output of the transform is a sum over log2(size) stages of partial sums of the weights: its error is below eta.
         eta = unit * float(folded.sum())
-        with np.errstate(divide="ignore", under="ignore"):
-            relative = count * (eta / np.maximum(modulus, eta) + 8 * ROUNDING)
-            power = modulus**count * np.exp(1j * (count * np.angle(transform)))
-        doubt = doubt + relative
-        spectrum = spectrum * power
+        doubt = doubt + count * (eta / np.maximum(np.abs(transform).astype(np.float64), eta) + 8 * epsilon)
+        spectrum = spectrum * _power(transform, count)
         inherited += count * part.error
         low -= count * base
-    top = np.abs(spectrum)
-    noise = 1.2 * math.sqrt(2) * float(np.linalg.norm(np.minimum(doubt, 2.0) * top))
-    weights = np.roll(np.fft.irfft(spectrum, size), -(low % size))
-    noise += unit * math.sqrt(size) * float(np.linalg.norm(weights))
+    noise = 1.2 * math.sqrt(2) * float(np.linalg.norm(np.minimum(doubt, 2.0) * np.abs(spectrum).astype(np.float64)))
+    weights = np.roll(np.fft.irfft(spectrum, size).astype(np.float64), -(low % size))
+    noise += unit * math.sqrt(size) * float(np.linalg.norm(weights)) + ROUNDING
     start = low + sum(count * _base(part) for part, count in parts)
     mass = max(1.0, math.prod(float(part.weights.sum()) ** count for part, count in parts))
     offset, log_scale = sum(count * part.offset for part, count in parts), sum(count * part.log_scale for part, count in parts)
@@ -247,6 +252,18 @@ def _trimmed(lattice: Lattice, tail: float) -> Lattice:
     if high <= low:
         return lattice
     return replace(lattice, start=lattice.start + low, weights=lattice.weights[low:high], error=lattice.error + 2 * tail)
+
+
+def _power(values: NDArray[Any], count: int) -> NDArray[Any]:
+    """values ** count by repeated squaring."""
+    result: NDArray[Any] | None = None
+    while True:
+        if count & 1:
+            result = values if result is None else result * values
+        count >>= 1
+        if not count:
+            return result if result is not None else np.ones_like(values)
+        values = values * values
 
 
 def _base(part: Lattice) -> int:

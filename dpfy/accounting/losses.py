@@ -14,13 +14,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core.errors import Unsupported
-
 Array = NDArray[np.float64]
 
 ROUNDING = float(np.finfo(np.float64).eps)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 MOST_POINTS = 1 << 22
+
+
+class TooFine(Exception):
+    """A grid would have too many points; the engine tries a wider spacing."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class Density:
         ends = self.loss(np.array([low, high]))
         first, last = math.floor((ends[0] - grid.offset) / grid.spacing), math.ceil((ends[1] - grid.offset) / grid.spacing)
         if last - first + 1 > MOST_POINTS:
-            raise Unsupported(f"a grid of {last - first + 1} points for one release", "ask for a larger delta or fewer steps")
+            raise TooFine
         index = grid.indices(first, max(last, first + 1))
         points = grid.offset + grid.spacing * index
         cuts, half, slack = self._cuts(points, (low, high))
@@ -147,20 +149,22 @@ class Density:
         slot = (half + 1) // 2
         point = points[slot]
         scale = c * point - grid.log_scale
-        mass, bend = np.zeros_like(centre), np.zeros_like(centre)
+        mass, bend, size = np.zeros_like(centre), np.zeros_like(centre), 0.0
         for node, weight in zip(_NODES, _WEIGHTS, strict=True):
             x = centre + radius * node
             log_density, loss = self.density(x)
             value = weight * radius * np.exp(log_density + scale)
             mass += value
+            size += float(value @ np.abs(log_density))
             bend += value * np.abs(np.expm1(point - loss))
         right = half % 2 == 0
         sums = [
             np.bincount(slot[keep], weights=part[keep], minlength=len(index))
             for part, keep in ((mass, right), (bend, right), (mass, ~right), (bend, ~right))
         ]
-        size = 8 + abs(grid.log_scale) + abs(c) * float(np.abs(ends).max())
-        return Halves(index, sums[0], sums[1], sums[2], sums[3], tail + 8 * ROUNDING * size, slack)
+        # The relative error of a mass is a few roundings plus those of the exponent it was computed from.
+        size += float(mass @ (8 + np.abs(scale)))
+        return Halves(index, sums[0], sums[1], sums[2], sums[3], tail + 4 * ROUNDING * size, slack)
 
     def _cuts(self, points: Array, reach: tuple[float, float]) -> tuple[Array, NDArray[np.int64], float]:
         """Cut points in x: where the loss crosses a half cell, and so finely that quadrature is exact; the half cell of each piece."""
@@ -253,7 +257,7 @@ def halves_of_points(losses: Array, log_tilted: Array, grid: Grid, error: float)
     gap = np.where(np.abs(gap) <= snap, 0.0, gap)
     first, last = int(nearest.min()) - 1, int(nearest.max()) + 1
     if last - first > MOST_POINTS:
-        raise Unsupported(f"a grid of {last - first} points for one release", "ask for a larger delta or fewer steps")
+        raise TooFine
     value = np.exp(log_tilted - grid.tilt * gap)
     bend = value * np.abs(np.expm1(-gap))
     right, slot = gap > 0, nearest - first

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfy.accounting.lattice import Lattice, coarsen_down, coarsen_up, compose, contract, spread
-from dpfy.accounting.losses import ROUNDING, Grid, Loss, halves_of_points
+from dpfy.accounting.losses import ROUNDING, Array, Grid, Loss, TooFine, halves_of_points
+from dpfy.core.errors import Unsupported
 
 TOLERANCE = 1.5e-5
 """Relative error in epsilon that each bound aims for."""
@@ -158,12 +159,24 @@ def final_spacing(total: Sum, saddle: Saddle, tolerance: float) -> float:
 
 
 def compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding) -> Lattice:
-    """The whole composition on one lattice, rounded up or down, on a grid of about the spacing `final`."""
+    """The whole composition on one lattice, rounded up or down, on a grid of about the spacing `final`.
+
+    Where that takes too many points the spacing is widened: the bound stays a bound and moves away a little.
+    """
+    for _ in range(8):
+        try:
+            return _compose_sum(total, saddle, final, rounding)
+        except TooFine:
+            final *= 1.7
+    raise Unsupported("this composition (its loss spans too many scales)", "ask for a larger delta, or use --accountant rdp")
+
+
+def _compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding) -> Lattice:
     tail = TAIL * math.exp(-min(saddle.excess, 25.0)) / len(total.parts)
     phases = [_phase(loss, count, saddle, final, rounding, tail) for loss, count in total.parts]
     if len(phases) == 1:
-        return compose(phases[0], tail)
-    return compose([piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail)
+        return compose(phases[0], tail, math.exp(min(saddle.excess, 40.0)))
+    return compose([piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail, math.exp(min(saddle.excess, 40.0)))
 
 
 def _onto(phase: list[tuple[Lattice, int]], final: float, rounding: Rounding, tail: float) -> list[tuple[Lattice, int]]:
@@ -209,7 +222,7 @@ def _tiers(loss: Loss, count: int, saddle: Saddle, spacing: float, final: float,
         step = stride * spacing
         rare = 0.02 * TOP / count * (final / step) ** 2
         if smooth:
-            rare = min(rare, 0.1 * TOLERANCE * max(saddle.epsilon, 0.01) / (count * step))
+            rare = min(rare, 0.1 * TOLERANCE * max(saddle.epsilon, 0.01) / (count * step), 0.01 / count)
         low, high = np.searchsorted(sums, rare) - 1, np.searchsorted(sums, 1 - rare) + 1
         tiers.append((float(losses[max(low, 0)]), float(losses[min(high, len(losses) - 1)]), stride))
         stride *= FACTOR
@@ -237,7 +250,7 @@ def _phase(
     grid = Grid(offset, spacing, saddle.tilt, log_scale, tiers)
     block = rounding.release(loss.halves(grid, tail / count), grid)
     rest: list[tuple[Lattice, int]] = []
-    left = count
+    left, weight = count, math.exp(min(saddle.excess, 40.0))
     for level in range(levels):
         size = max(1, math.ceil(left / TOP / FACTOR ** (2 * (levels - level - 1))))
         if rounding.needs_smooth:
@@ -245,9 +258,11 @@ def _phase(
         if 2 * size > left:
             break
         left, digit = divmod(left, size)
+        if digit and left > 2:  # a remainder of more than a block: fewer would not be smooth
+            left, digit = left - 1, digit + size
         if digit or rest:
-            rest = [(rounding.coarsen(compose([(block, digit), *rest], tail), FACTOR), 1)]
-        block = rounding.coarsen(compose([(block, size)], tail / left), FACTOR)
+            rest = [(rounding.coarsen(compose([(block, digit), *rest], tail, weight), FACTOR), 1)]
+        block = rounding.coarsen(compose([(block, size)], tail / left, weight * left), FACTOR)
     return [(block, left), *rest]
 
 
@@ -258,7 +273,7 @@ class Reading:
         positions, tilt = lattice.positions(), lattice.tilt
         self.reference = float(lattice.weights @ positions) / float(lattice.weights.sum())
         exponent = -tilt * (positions - self.reference)
-        keep = exponent < 600
+        keep = exponent < 300
         self.positions, self.mass = positions[keep], lattice.weights[keep] * np.exp(exponent[keep])
         self.log_scale = lattice.log_scale - tilt * self.reference
         self.tilt, self.infinity, self.sign = tilt, infinity, sign
@@ -297,12 +312,22 @@ class Reading:
             low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
         return high if self.sign > 0 else low
 
+    def _discounted(self) -> Array:
+        """For every point x_k the sum over x_j >= x_k of mass_j exp(x_k - x_j), in stretches short enough for the exponentials."""
+        x, result = self.positions, np.empty_like(self.mass)
+        stop, carried, after = len(x), 0.0, float(x[-1])
+        while stop > 0:
+            start = int(np.searchsorted(x, x[stop - 1] - 300.0))
+            part = x[start:stop] - x[stop - 1]
+            sums = np.cumsum((self.mass[start:stop] * np.exp(-part))[::-1])[::-1]
+            result[start:stop] = np.exp(part) * (sums + carried * math.exp(min(0.0, float(x[stop - 1]) - after)))
+            stop, carried, after = start, float(result[start]), float(x[start])
+        return result
+
     def _cell(self, delta: float) -> tuple[float, float]:
         """Neighbouring points between which the bound on delta falls through `delta`, the last such pair."""
         x = self.positions
-        p = np.cumsum(self.mass[::-1])[::-1]
-        q = np.cumsum((self.mass * np.exp(np.clip(self.reference - x, -600, 600)))[::-1])[::-1]
-        seen = p - q * np.exp(np.clip(x - self.reference, -600, 600))
+        seen = np.cumsum(self.mass[::-1])[::-1] - self._discounted()
         exponent = -self.tilt * (x - self.reference) + log_peak(self.tilt)
         value = seen + self.sign * self.error * np.exp(np.minimum(exponent, 600))
         level = math.exp(min(700.0, math.log(max(delta - self.infinity, 1e-320)) - self.log_scale))
