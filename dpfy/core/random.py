@@ -1,18 +1,19 @@
 """Randomness by address: every random number is a function of (secret, stream, step, part); nothing is consumed or reused.
 
-The secret is 32 bytes from the operating system. A key for one address is 128 bits of a keyed BLAKE2b hash, used once, for one
-Philox generator. A run that is resumed asks for the same addresses and so draws the same numbers; two streams or two steps never
-share a key. A fixed secret exists for tests and is marked in every report.
+The secret is 32 bytes from the operating system. The key of one address is a keyed BLAKE2b hash, used once: for a ChaCha20
+keystream (noise) or a Philox generator (sampling). A run that is resumed asks for the same addresses and so draws the same numbers;
+two streams or two steps never share a key. A fixed secret exists for tests and is marked in every report.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,18 +42,31 @@ class Randomness:
         """A reproducible secret. Whoever knows the seed can remove the noise: never for data that matters."""
         return cls(hashlib.blake2b(f"dpfy test seed {seed}".encode(), digest_size=SECRET_BYTES).digest(), fixed=True)
 
-    def key(self, stream: str, step: int, part: int = 0) -> int:
-        """128 bits for one address. Distinct addresses get independent keys."""
-        if step < 0 or part < 0:
+    def key(self, stream: str, step: int, size: int = 16) -> bytes:
+        """`size` bytes of key for one address. Distinct addresses and sizes get independent keys."""
+        if step < 0:
             raise InvalidInput("step", step, "must be at least 0")
-        address = f"{len(stream)}:{stream}:{step}:{part}".encode()
-        return int.from_bytes(hashlib.blake2b(address, key=self.secret, digest_size=16).digest(), "little")
+        address = f"{len(stream)}:{stream}:{step}".encode()
+        return hashlib.blake2b(address, key=self.secret, digest_size=size).digest()
 
-    def generator(self, stream: str, step: int, part: int = 0) -> np.random.Generator:
+    def generator(self, stream: str, step: int) -> np.random.Generator:
         """A NumPy generator for one address."""
         import numpy as np
 
-        return np.random.Generator(np.random.Philox(key=self.key(stream, step, part)))
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(self.key(stream, step), "little")))
+
+    def keystream(self, stream: str, step: int) -> Callable[[memoryview], None]:
+        """A cipher for one address: each call overwrites a buffer with the next bytes of its ChaCha20 keystream."""
+        try:
+            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+        except ImportError:
+            raise Unsupported("noise on a CPU without the cryptography package", "install it: pip install cryptography") from None
+        cipher = Cipher(algorithms.ChaCha20(self.key(stream, step, 32), bytes(16)), mode=None).encryptor()
+
+        def fill(buffer: memoryview) -> None:
+            cipher.update_into(bytes(len(buffer)), buffer)
+
+        return fill
 
     def tag(self, what: str, content: bytes) -> str:
         """A keyed fingerprint (hex): recognises `content` again without telling anything about it to who lacks the secret."""
