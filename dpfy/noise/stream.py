@@ -40,7 +40,8 @@ class NoiseStream:
         """The noisy sum of `step` and the state for the next one.
 
         Guarantees: refuses a step that `permit` does not cover, and an unbounded sum unless the scale is zero (a run without
-        privacy, billed as such). Every parameter gets noise at every step, also when the batch was empty.
+        privacy, billed as such). Every parameter gets noise at every step, also when the batch was empty. Noise is added in float32
+        or wider, before any rounding to a narrower type.
         """
         permit.check(step)
         if self.scale == 0:
@@ -49,6 +50,7 @@ class NoiseStream:
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         like = total.value
         unit, state = self.strategy.next(step, lambda s: draw(like, self.randomness, self.name, s), state)
-        stddev = self.scale * total.bound.l2
-        noisy = {name: torch.add(value, unit[name].to(value.dtype), alpha=stddev) for name, value in like.items()}
-        return Private(noisy), state
+        noise = [unit[name] for name in like]
+        sums = [value.to(z.dtype) for value, z in zip(like.values(), noise, strict=True)]
+        noisy = torch._foreach_add(sums, noise, alpha=self.scale * total.bound.l2)
+        return Private(dict(zip(like, noisy, strict=True))), state

@@ -174,9 +174,9 @@ class PrivateTraining:
         step, recipe = self.steps_done, self.plan.recipe
         released, self.noise_state = self._noise.release(total, step, self.noise_state, self.folder.permit)
         parameters = trainable(self.model)
-        for name, value in released.value.items():
-            p = parameters[name]
-            p.grad = (value / recipe.expected_batch).to(p.dtype)
+        means = torch._foreach_div(list(released.value.values()), recipe.expected_batch)
+        for name, mean in zip(released.value, means, strict=True):
+            parameters[name].grad = mean.to(parameters[name].dtype)
         if self.rule.schedule is not None:
             for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
                 group["lr"] = base * self.rule.schedule(step)
@@ -226,7 +226,7 @@ class _Pieces:
             for name, value in part.items():
                 self.total[name].add_(value)
         else:
-            self.total = part
+            self.total = {name: value if value.dtype.itemsize >= 4 else value.float() for name, value in part.items()}
         self.left -= 1
         self.waiting = False
 
