@@ -90,7 +90,7 @@ class RuntimeConfig:
     """[runtime]: speed and safety knobs; none changes the guarantee."""
 
     engine: str = "auto"
-    max_physical_batch: int = 4096
+    max_physical_batch: int | str = 4096
     pad: bool = False
     device: str = "cpu"
     checkpoint_every: float = 30.0

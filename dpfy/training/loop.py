@@ -23,6 +23,7 @@ from dpfy.plan.recipe import Plan
 from dpfy.sampling.sampler import physical
 from dpfy.training import finish, metrics, state
 from dpfy.training.averaging import swapped, trainable
+from dpfy.training.physical import largest_batch
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
@@ -78,6 +79,7 @@ class PrivateTraining:
             self._noise = NoiseStream(self.plan.recipe.strategy, self.plan.scale, self.folder.randomness)
             self.average = self.rule.averaging.init(self.model)
             self.noise_state = self._noise.init(dict(trainable(self.model)))
+            self.physical_batch = self._physical_batch()
             self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
             state.restore_or_begin(self)
             self.engine.attach(self.model)
@@ -113,7 +115,7 @@ class PrivateTraining:
             step = self.steps_done
             rng = self.folder.randomness.generator("sampling", recipe.sampler.address(step))
             indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
-            pieces = list(physical(indices, runtime.max_physical_batch, pad=runtime.pad))
+            pieces = list(physical(indices, self.physical_batch, pad=runtime.pad))
             self._pieces = _Pieces(len(pieces))
             if not pieces:
                 self._update(Bounded(self._zeros(), recipe.clip.bound, recipe.unit))
@@ -188,6 +190,10 @@ class PrivateTraining:
         if time.monotonic() - self._last_save >= self.folder.run.checkpoint_every:
             state.save(self)
             self._last_save = time.monotonic()
+
+    def _physical_batch(self) -> int:
+        most = self.runtime.max_physical_batch
+        return most if isinstance(most, int) else largest_batch(self.model, self.records.tensors, self.device)
 
     def _zeros(self) -> Grads:
         return {name: torch.zeros_like(p) for name, p in trainable(self.model).items()}

@@ -12,18 +12,20 @@ from dpfy.core.errors import InvalidInput
 class Runtime:
     """How a step is computed: engine, largest physical batch, padding to static shapes, device, progress bar.
 
-    `engine` is "auto", "bookkeeping", "batched" or "loop". `device` None keeps the model where it is.
+    `engine` is "auto", "bookkeeping", "batched" or "loop". `max_physical_batch` "auto" takes the largest that fits, found at the start and
+    remembered for the run. `device` None keeps the model where it is.
     """
 
     engine: str = "auto"
-    max_physical_batch: int = 4096
+    max_physical_batch: int | str = 4096
     pad: bool = False
     device: str | None = None
     progress: bool = False
 
     def __post_init__(self) -> None:
         check.one_of("engine", self.engine, ["auto", "bookkeeping", "batched", "loop"])
-        check.integer("max_physical_batch", self.max_physical_batch)
+        if self.max_physical_batch != "auto":
+            check.integer("max_physical_batch", self.max_physical_batch)
         if self.device is not None:
             check_device(self.device)
 

@@ -44,7 +44,7 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
         "model": randomness.tag("model", "\n".join([type(training.model).__name__, *shapes]).encode()),
         "optimizer": f"{type(training.optimizer).__name__} {_hyperparameters(training)}",
         "engine": training.engine.name,
-        "physical batch": f"{training.runtime.max_physical_batch} {training.runtime.pad}",
+        "physical batch": f"{training.physical_batch} {training.runtime.pad}",
         "device": training.device.type,
         "average": training.rule.averaging.decay,
         "torch": f"{torch.__version__} {torch.get_num_threads()} threads",
@@ -59,6 +59,8 @@ def restore_or_begin(training: PrivateTraining) -> None:
         save(training)
         return
     snapshot = checkpoint.read(file, training.folder.randomness)
+    if training.runtime.max_physical_batch == "auto":
+        training.physical_batch = snapshot.facts["physical"]
     training.identity = identity(training)
     for key, value in snapshot.facts["identity"].items():
         if training.identity.get(key) != value:
@@ -81,7 +83,12 @@ def save(training: PrivateTraining) -> None:
         "random": _generators(training.device),
     }
     named = {f"{prefix}.{name}": t for prefix, part in parts.items() for name, t in part.items()}
-    facts = {"identity": training.identity, "optimizer": optimizer, "rates": training._base_rates}
+    facts = {
+        "identity": training.identity,
+        "optimizer": optimizer,
+        "rates": training._base_rates,
+        "physical": training.physical_batch,
+    }
     checkpoint.write(training.folder.state, checkpoint.Snapshot(training.steps_done, facts, named), training.folder.randomness)
 
 

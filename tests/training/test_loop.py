@@ -274,3 +274,32 @@ def test_a_non_finite_gradient_contributes_nothing(tmp_path):
     plan = dpfy.dpsgd(small.RECORDS, small.RECORDS, steps=3).with_noise(1.0, delta=1e-3)
     dpfy.fit(net, (x, y), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=tmp_path / "run")
     assert all(torch.isfinite(p).all() for p in net.parameters())
+
+
+def test_the_largest_physical_batch_is_found_and_remembered(tmp_path, monkeypatch):
+    """Half the free memory gives half the batch; a resumed run keeps what the first one found."""
+    from dpfy.training import physical
+
+    net = small.model()
+    sizes = []
+    for free in (2.0**24, 2.0**23):
+        monkeypatch.setattr(physical, "_free_bytes", lambda device, free=free: free)
+        sizes.append(physical.largest_batch(net, small.data(), torch.device("cpu")))
+    assert sizes[0] == 2 * sizes[1] > 64
+    monkeypatch.setattr(physical, "_free_bytes", lambda device: 4e3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    runtime = dpfy.Runtime(max_physical_batch="auto")
+    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(3), tmp_path / "run", runtime=runtime) as training:
+        first = training.physical_batch
+        rows = [len(x) for x, y in [next(training.batches())]]
+    assert rows[0] <= first < 64
+    monkeypatch.setattr(physical, "_free_bytes", lambda device: 2.0**30)
+    run = dpfy.Run(tmp_path / "run", resume=True)
+    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(3), run, runtime=runtime) as training:
+        assert training.physical_batch == first
+
+
+def test_bad_runtimes():
+    for change in ({"max_physical_batch": 0}, {"max_physical_batch": "all"}, {"engine": "fast"}, {"device": "quantum"}):
+        with pytest.raises(InvalidInput, match=next(iter(change))):
+            dpfy.Runtime(**change)
