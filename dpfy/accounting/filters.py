@@ -109,6 +109,6 @@ def _repeats(room: float, value: float) -> float:
 
 
 def _divergences(event: Event, adjacency: Adjacency, orders: tuple[float, ...]) -> list[float]:
-    from dpfy.accounting.reference import rdp_values
+    from dpfy.accounting.rdp import divergences
 
-    return rdp_values(event, adjacency, orders)
+    return [float(v) for v in divergences(event, adjacency, orders)]

@@ -101,7 +101,14 @@ def sigma_pei(target: float, delta: float) -> float:
 
 
 def _pei_terms(target: float, delta: float) -> tuple[float, ...]:
-    raise NotImplementedError
+    """The four bounds, each sufficient by itself."""
+    log_two_pi = -math.log(2 * math.pi) - 2 * math.log(delta)
+    return (
+        math.sqrt(2 * math.log(1 / delta)) / target + 2 * target**-1.5,
+        (max(1.0, math.sqrt(max(log_two_pi, 0.0))) + 2 * target**-0.5) / target,
+        math.sqrt(target - 2 * math.log(delta)) / target,
+        max(math.sqrt(1 + target), math.sqrt(max(target + log_two_pi, 0.0))) / target,
+    )
 
 
 def sigma_analytic(target: float, delta: float) -> float:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from dpfy.accounting.losses import MOST_POINTS, ROUNDING, Array, Grid, Halves, TooFine
 
-
 VISIBLE = 1e-4
 """A bound on round-off, relative to delta, from which on extended precision is used."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Array = NDArray[Any]
 
 ROUNDING = float(np.finfo(np.float64).eps)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
@@ -92,8 +92,13 @@ class Halves:
 class Loss(Protocol):
     """The privacy loss of one release in one direction."""
 
-    infinity: float
-    cut: float
+    @property
+    def infinity(self) -> float:
+        """The P-mass of outcomes that Q cannot produce."""
+
+    @property
+    def cut(self) -> float:
+        """The P-mass that was capped away."""
 
     def capped(self, mass: float) -> Loss:
         """The same with outcomes of the largest losses left out, together of P-mass at most `mass`, which is noted in ``cut``."""
@@ -249,10 +254,16 @@ class Atoms:
         return halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 8 * ROUNDING * size)
 
 
-def halves_of_points(losses: Array, log_tilted: Array, grid: Grid, error: float) -> Halves:
-    """The halves of a measure with finitely many points, given the logs of its tilted masses at the points."""
-    nearest = np.rint((losses - grid.offset) / grid.spacing).astype(np.int64)
+def halves_of_points(losses: Array, log_tilted: Array, grid: Grid, error: float, down: bool = False) -> Halves:
+    """The halves of a measure with finitely many points, given the logs of its tilted masses at the points.
+
+    `down` moves every point to the grid point below it at the same P-mass: isolated atoms have no neighbours to merge with.
+    """
+    place = (losses - grid.offset) / grid.spacing
+    nearest = (np.floor(place + 1e-9) if down else np.rint(place)).astype(np.int64)
     gap = losses - (grid.offset + grid.spacing * nearest)
+    if down:
+        log_tilted, gap = log_tilted - grid.tilt * gap, np.zeros_like(gap)
     snap = 64 * ROUNDING * (1 + float(np.abs(losses).max()))
     gap = np.where(np.abs(gap) <= snap, 0.0, gap)
     first, last = int(nearest.min()) - 1, int(nearest.max()) + 1

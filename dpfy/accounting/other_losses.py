@@ -102,8 +102,8 @@ def add_halves(parts: list[Halves]) -> Halves:
 
 
 def _scaled(part: Halves, factor: float) -> Halves:
-    values = (factor * v for v in (part.right, part.rise, part.left, part.drop))
-    return Halves(part.index, *values, factor * part.error, part.slack)
+    right, rise, left, drop = (factor * v for v in (part.right, part.rise, part.left, part.drop))
+    return Halves(part.index, right, rise, left, drop, factor * part.error, part.slack)
 
 
 @dataclass(frozen=True)
@@ -224,12 +224,11 @@ def discrete_laplace(parameter: float, sensitivity: int) -> Atoms:
 
 
 def discrete_gaussian(sigma: float, sensitivity: int) -> Atoms:
-    """Discrete Gaussian noise moved by `sensitivity`; beyond 40 sigma the mass is below 1e-340 and is counted as infinite loss."""
-    reach = math.ceil(40 * sigma) + sensitivity
+    """Discrete Gaussian noise moved by `sensitivity`; where a mass is below the least float, 38 sigma out, it counts as zero."""
+    reach = math.ceil(39 * sigma) + sensitivity
     x = np.arange(-reach, reach + 1)
-    log_p = -(x.astype(np.float64) ** 2) / (2 * sigma**2)
-    p = np.exp(log_p)
+    p = np.exp(-(x.astype(np.float64) ** 2) / (2 * sigma**2))
     p /= p.sum()
     losses = sensitivity * (sensitivity - 2.0 * x) / (2 * sigma**2)
-    keep = p > 1e-300
-    return Atoms(tuple(losses[keep]), tuple(p[keep]), float(p[~keep].sum()))
+    keep = p > 0
+    return Atoms(tuple(losses[keep].tolist()), tuple(p[keep].tolist()))

@@ -46,13 +46,14 @@ def composition(event: Event, adjacency: Adjacency) -> Composition:
         if isinstance(inner, ev.NotPrivate):
             public = True
         elif isinstance(inner, ev.Gaussian):
-            squared += count * (_moves(adjacency) / inner.noise_multiplier) ** 2
+            squared += count * (moves(adjacency) / inner.noise_multiplier) ** 2
         elif not isinstance(inner, ev.Nothing):
             releases.append((_release(inner, adjacency), count))
     return Composition(squared, tuple(releases), public)
 
 
-def _moves(adjacency: Adjacency) -> int:
+def moves(adjacency: Adjacency) -> int:
+    """How many contribution bounds a change of one unit can move a sum by."""
     return 2 if adjacency is Adjacency.REPLACE_ONE else 1
 
 
@@ -104,10 +105,10 @@ def _release(leaf: Event, adjacency: Adjacency) -> Release:
     if isinstance(leaf, ev.GaussianMixture):
         return _mixture(leaf.standard_deviation, tuple(zip(leaf.probabilities, leaf.sensitivities, strict=True)), leaf, adjacency)
     if isinstance(leaf, ev.Laplace):
-        both = LaplacePair(_moves(adjacency) / leaf.noise_multiplier)
+        both = LaplacePair(moves(adjacency) / leaf.noise_multiplier)
         return Release(both, both)
     if isinstance(leaf, (ev.DiscreteLaplace, ev.DiscreteGaussian)):
-        both_atoms = _discrete(leaf, _moves(adjacency))
+        both_atoms = _discrete(leaf, moves(adjacency))
         return Release(both_atoms, both_atoms)
     if isinstance(leaf, ev.RandomizedResponse):
         return _randomized_response(leaf, adjacency)
@@ -241,7 +242,7 @@ def _truncated(leaf: ev.TruncatedPoissonGaussian, adjacency: Adjacency) -> Relea
     plain = _effective(ev.PoissonSampled(q, ev.Gaussian(sigma)))
     overflow = float(bdtrc(most - 1, n - 1, q)) if most < n else 0.0
     if isinstance(plain, ev.Gaussian):
-        move = float(_moves(adjacency))
+        move = float(moves(adjacency))
         base = Release(GaussianPair(sigma, ((1.0, move),), ONE), GaussianPair(sigma, ((1.0, move),), ONE))
     else:
         base = _release(plain, adjacency)

@@ -186,7 +186,7 @@ def _onto(phase: list[tuple[Lattice, int]], final: float, rounding: Rounding, ta
     whole = compose(phase, tail)
     keep = whole.weights > 0
     grid = Grid(float(whole.positions()[keep][-1]), final, whole.tilt, whole.log_scale)
-    halves = halves_of_points(whole.positions()[keep], np.log(whole.weights[keep]), grid, whole.error)
+    halves = halves_of_points(whole.positions()[keep], np.log(whole.weights[keep]), grid, whole.error, rounding.needs_smooth)
     return [(rounding.release(halves, grid), 1)]
 
 
@@ -224,7 +224,7 @@ def _tiers(loss: Loss, count: int, saddle: Saddle, spacing: float, final: float,
         if smooth:
             rare = min(rare, 0.1 * TOLERANCE * max(saddle.epsilon, 0.01) / (count * step), 0.01 / count)
         low, high = np.searchsorted(sums, rare) - 1, np.searchsorted(sums, 1 - rare) + 1
-        tiers.append((float(losses[max(low, 0)]), float(losses[min(high, len(losses) - 1)]), stride))
+        tiers.append((float(losses[max(int(low), 0)]), float(losses[min(int(high), len(losses) - 1)]), stride))
         stride *= FACTOR
     return tuple(tiers)
 
@@ -289,8 +289,8 @@ class Reading:
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at `epsilon`."""
-        if epsilon < self.positions[0]:
-            return 1.0 if self.sign > 0 else self.delta(float(self.positions[0]))
+        if epsilon < self.positions[0] and self.sign > 0:
+            return 1.0
         at = int(np.searchsorted(self.positions, epsilon, side="right"))
         seen = float(np.sum(self.mass[at:] * -np.expm1(epsilon - self.positions[at:])))
         doubt = self.error * math.exp(min(600.0, -self.tilt * (epsilon - self.reference) + log_peak(self.tilt)))
@@ -335,10 +335,13 @@ class Reading:
         if delta <= self.infinity:
             return (math.nan, math.nan) if self.sign > 0 else (float(x[-1]), float(x[-1]))
         if not len(above):
-            return (float(x[0]), float(x[0])) if self.sign > 0 else (math.nan, math.nan)
+            low = float(x[0]) - 50.0 / (1 + self.tilt)
+            reached = self.sign < 0 and self.delta(low) > delta
+            return (float(x[0]), float(x[0])) if self.sign > 0 else (low, float(x[0])) if reached else (math.nan, math.nan)
         at = int(above[-1])
         # One cell more on each side: the running sums place the crossing only up to their own round-off.
-        low, high = float(x[max(at - 1, 0)]), float(x[min(at + 2, len(x) - 1)])
-        if self.delta(high) > delta or (self.sign < 0 and self.delta(low) <= delta):
-            return math.nan, math.nan
-        return low, high
+        high = float(x[min(at + 2, len(x) - 1)])
+        for low in (float(x[max(at - 1, 0)]), float(x[at])):
+            if self.delta(high) <= delta and (self.sign > 0 or self.delta(low) > delta):
+                return low, high
+        return math.nan, math.nan

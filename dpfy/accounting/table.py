@@ -7,25 +7,7 @@ from collections.abc import Callable
 from dpfy.core import check
 from dpfy.core.guarantee import Accountant
 
-DEFAULT = "pld"
-
-
-def _rdp() -> Accountant:
-    from dpfy.accounting.reference import PeerRdp
-
-    return PeerRdp()
-
-
-def _pld() -> Accountant:
-    from dpfy.accounting.reference import PeerPld
-
-    return PeerPld()
-
-
-def _monte_carlo() -> Accountant:
-    from dpfy.accounting.bins import MonteCarlo
-
-    return MonteCarlo()
+DEFAULT = "tight"
 
 
 def _tight() -> Accountant:
@@ -34,7 +16,51 @@ def _tight() -> Accountant:
     return Tight()
 
 
-TABLE: dict[str, Callable[[], Accountant]] = {"tight": _tight, "rdp": _rdp, "pld": _pld, "monte-carlo": _monte_carlo}
+def _rdp() -> Accountant:
+    from dpfy.accounting.rdp import Rdp
+
+    return Rdp()
+
+
+def _pld() -> Accountant:
+    from dpfy.accounting.reference import PeerPld
+
+    return PeerPld()
+
+
+def _zcdp() -> Accountant:
+    from dpfy.accounting.rdp import ZcdpAccountant
+
+    return ZcdpAccountant()
+
+
+def _gdp() -> Accountant:
+    from dpfy.accounting.gdp import Gdp
+
+    return Gdp()
+
+
+def _advanced() -> Accountant:
+    from dpfy.accounting.composition import Advanced
+
+    return Advanced()
+
+
+def _basic() -> Accountant:
+    from dpfy.accounting.composition import Basic
+
+    return Basic()
+
+
+TABLE: dict[str, Callable[[], Accountant]] = {
+    "tight": _tight,
+    "rdp": _rdp,
+    "pld": _pld,
+    "zcdp": _zcdp,
+    "gdp": _gdp,
+    "advanced": _advanced,
+    "basic": _basic,
+}
 
 
 def accountant(name: str = DEFAULT) -> Accountant:

@@ -1,0 +1,63 @@
+"""Gaussian differential privacy and trade-off functions (Dong, Roth & Su 2022)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dpfy.accounting.gaussian import GaussianCurve
+from dpfy.accounting.pairs import moves
+from dpfy.core import check
+from dpfy.core import events as ev
+from dpfy.core.errors import Unsupported
+from dpfy.core.events import Event, flatten
+from dpfy.core.guarantee import Curve
+from dpfy.core.unit import Adjacency
+
+
+def tradeoff(mu: float, false_positive_rate: float) -> float:
+    """The least false-negative rate against a mu-GDP mechanism: Phi(Phi^-1(1 - fpr) - mu)."""
+    from scipy.special import ndtr, ndtri
+
+    check.fraction("false_positive_rate", false_positive_rate)
+    return float(ndtr(ndtri(1 - false_positive_rate) - mu))
+
+
+def mu_of(event: Event, adjacency: Adjacency) -> float:
+    """mu of a composition of Gaussian releases: squares add (Corollary 3.3)."""
+    squared = 0.0
+    for leaf, count in flatten(event):
+        if isinstance(leaf, ev.PoissonSampled) and leaf.rate == 1:
+            leaf = leaf.event
+        if not isinstance(leaf, ev.Gaussian):
+            raise Unsupported(f"{type(leaf).__name__} by the gdp accountant", "use --accountant tight")
+        squared += count * (moves(adjacency) / leaf.noise_multiplier) ** 2
+    return math.sqrt(squared)
+
+
+def clt_mu(sampling_rate: float, noise_multiplier: float, steps: int) -> float:
+    """The central-limit mu of subsampled Gaussian training, q sqrt(T (exp(1/sigma^2) - 1)) (Bu et al. 2020).
+
+    APPROXIMATION: it can be below the truth. It is for plots and intuition; nothing in dpfy accepts it as a guarantee.
+    """
+    check.rate("sampling_rate", sampling_rate)
+    check.positive("noise_multiplier", noise_multiplier)
+    return sampling_rate * math.sqrt(check.integer("steps", steps) * math.expm1(1 / noise_multiplier**2))
+
+
+class Gdp:
+    """GDP accounting: exact for compositions of Gaussians, and nothing else, because the central limit is no guarantee."""
+
+    name = "gdp"
+
+    def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
+        """None if `curve` would answer, else why not and which route would."""
+        try:
+            mu_of(event, adjacency)
+        except Unsupported as error:
+            return str(error)
+        return None
+
+    def curve(self, event: Any, adjacency: Adjacency) -> Curve:
+        """The exact curve of a composition of Gaussians."""
+        return GaussianCurve(mu_of(event, adjacency))

@@ -1,0 +1,169 @@
+"""Rényi differential privacy: divergences by quadrature at any order, the optimal conversion, and the accountant built on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpfy.accounting.losses import Array, Loss
+from dpfy.accounting.pairs import composition, moves
+from dpfy.core import check
+from dpfy.core import events as ev
+from dpfy.core.errors import Unsupported
+from dpfy.core.events import Event, flatten
+from dpfy.core.guarantee import Curve
+from dpfy.core.unit import Adjacency
+
+ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 64)), 128.0, 256.0, 512.0, 1024.0)
+"""The orders that the field's reference library uses, so that numbers compare."""
+_ROUND = 4e-15
+
+
+def divergences(event: Event, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
+    """Rényi divergences of `event` at `orders`, the worse of both directions (Mironov 2017), rounded up.
+
+    Guarantees: valid for adaptive composition of the leaves at each order. A leaf with a chance of infinite loss raises
+    `Unsupported`.
+    """
+    alphas = np.asarray(orders, dtype=np.float64)
+    total = np.zeros(len(alphas))
+    for leaf, count in flatten(event):
+        total = total + count * _leaf(leaf, adjacency, alphas)
+    return total
+
+
+def _leaf(leaf: Event, adjacency: Adjacency, alphas: Array) -> Array:
+    if isinstance(leaf, ev.Zcdp):
+        return np.asarray(leaf.xi + leaf.rho * alphas)
+    if isinstance(leaf, ev.RepeatAndSelect):
+        from dpfy.accounting.tuning import selected
+
+        return selected(alphas, divergences(leaf.event, adjacency, tuple(alphas)), leaf.mean, leaf.shape)
+    parts = composition(leaf, adjacency)
+    if parts.public:
+        return np.full(len(alphas), np.inf)
+    values = alphas * parts.gaussian / 2
+    for release, count in parts.releases:
+        removed = _of_loss(release.removed, alphas, leaf)
+        added = removed if release.added == release.removed else _of_loss(release.added, alphas, leaf)
+        values = values + count * np.maximum(removed, added)
+    return values
+
+
+def _of_loss(loss: Loss, alphas: Array, leaf: Event) -> Array:
+    if loss.infinity > 0:
+        raise Unsupported(f"{type(leaf).__name__} with delta above 0 by the rdp accountant", "use --accountant tight")
+    logs = np.array([loss.log_mgf(float(a) - 1)[0] for a in alphas])
+    # Quadrature is accurate to rounding; its error is charged upwards.
+    return np.asarray((np.maximum(logs, 0.0) * (1 + 1e-11) + _ROUND) / (alphas - 1))
+
+
+def to_epsilon(orders: Array, values: Array, delta: float) -> float:
+    """The least epsilon at `delta` over the orders (Canonne, Kamath & Steinke 2020, Proposition 12)."""
+    room = (math.log(delta) + np.log(orders - 1) - orders * np.log1p(-1 / orders)) / (orders - 1)
+    return max(0.0, float(np.min(values - room)))
+
+
+def to_delta(orders: Array, values: Array, epsilon: float) -> float:
+    """The least delta at `epsilon` over the orders: the same conversion, solved for delta."""
+    with np.errstate(over="ignore"):
+        logs = (orders - 1) * (values - epsilon) - np.log(orders - 1) + orders * np.log1p(-1 / orders)
+    return float(min(1.0, math.exp(min(0.0, float(np.min(logs))))))
+
+
+class RenyiCurve:
+    """The curve that a set of Rényi divergences implies."""
+
+    def __init__(self, orders: Sequence[float], values: Array) -> None:
+        self.orders, self.values = np.asarray(orders, dtype=np.float64), values
+
+    def epsilon(self, delta: float) -> float:
+        """Upper bound on epsilon at `delta`."""
+        return to_epsilon(self.orders, self.values, check.inside_unit("delta", delta))
+
+    def delta(self, epsilon: float) -> float:
+        """Upper bound on delta at `epsilon`."""
+        return to_delta(self.orders, self.values, check.nonnegative("epsilon", epsilon))
+
+    def epsilon_lower(self, delta: float) -> float | None:
+        """Rényi accounting has no lower bound."""
+        return None
+
+
+class Rdp:
+    """Rényi accounting with exact divergences. Valid for adaptively chosen plans through `filters`."""
+
+    name = "rdp"
+
+    def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
+        """None if `curve` would answer, else why not and which route would."""
+        try:
+            divergences(event, adjacency, (2.0,))
+        except Unsupported as error:
+            return str(error)
+        return None
+
+    def curve(self, event: Any, adjacency: Adjacency) -> Curve:
+        """The curve of `event`. Guarantees: upper bounds; an event without Rényi bound raises `Unsupported`."""
+        return RenyiCurve(ORDERS, divergences(event, adjacency))
+
+
+def rho(event: Event, adjacency: Adjacency) -> float:
+    """The zCDP parameter of `event` (Bun & Steinke 2016): Gaussian 1/(2 sigma^2), pure epsilon epsilon^2/2; composition adds."""
+    total = 0.0
+    for leaf, count in flatten(event):
+        if isinstance(leaf, (ev.Gaussian, ev.Laplace)):
+            total += count * (moves(adjacency) / leaf.noise_multiplier) ** 2 / 2
+        elif isinstance(leaf, ev.DiscreteGaussian):
+            total += count * (moves(adjacency) * leaf.sensitivity / leaf.sigma) ** 2 / 2
+        elif isinstance(leaf, ev.EpsilonDelta) and leaf.delta == 0:
+            total += count * leaf.epsilon**2 / 2
+        elif isinstance(leaf, ev.Zcdp) and leaf.xi == 0:
+            total += count * leaf.rho
+        elif isinstance(leaf, ev.NotPrivate):
+            total = math.inf
+        else:
+            raise Unsupported(f"{type(leaf).__name__} by the zcdp accountant", "use --accountant rdp or tight")
+    return total
+
+
+class ZcdpCurve:
+    """The curve of rho-zCDP, by the optimal conversion over all orders."""
+
+    def __init__(self, value: float) -> None:
+        self.rho = value
+        self._orders = 1 + np.geomspace(1e-3, 1e6, 400)
+
+    def epsilon(self, delta: float) -> float:
+        """Upper bound on epsilon at `delta`."""
+        check.inside_unit("delta", delta)
+        return math.inf if math.isinf(self.rho) else to_epsilon(self._orders, self.rho * self._orders, delta)
+
+    def delta(self, epsilon: float) -> float:
+        """Upper bound on delta at `epsilon`."""
+        return 1.0 if math.isinf(self.rho) else to_delta(self._orders, self.rho * self._orders, check.nonnegative("epsilon", epsilon))
+
+    def epsilon_lower(self, delta: float) -> float | None:
+        """None: zCDP is an upper bound only."""
+        return None
+
+
+class ZcdpAccountant:
+    """zCDP accounting: no amplification by sampling; valid for adaptive choices through filters."""
+
+    name = "zcdp"
+
+    def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
+        """None if `curve` would answer, else why not and which route would."""
+        try:
+            rho(event, adjacency)
+        except Unsupported as error:
+            return str(error)
+        return None
+
+    def curve(self, event: Any, adjacency: Adjacency) -> Curve:
+        """The curve of `event`. Guarantees: upper bounds."""
+        return ZcdpCurve(rho(event, adjacency))

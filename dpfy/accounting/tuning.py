@@ -1,0 +1,149 @@
+"""What hyperparameter tuning costs, by every route: composition, the exponential mechanism, a random number of trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfy.accounting import rdp
+from dpfy.accounting.calibrate import least
+from dpfy.accounting.losses import Array
+from dpfy.accounting.tight import Tight
+from dpfy.core import check
+from dpfy.core.errors import Unsupported
+from dpfy.core.events import Event, Repeated
+from dpfy.core.guarantee import Curve
+from dpfy.core.unit import Adjacency
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to pay for tuning: its epsilon at the asked delta, and what one gives up with it."""
+
+    name: str
+    epsilon: float
+    note: str
+
+
+def mean_trials(shape: float, gamma: float) -> float:
+    """The mean of the truncated negative binomial distribution with shape eta > -1 and parameter gamma."""
+    if shape == 0:
+        return (1 / gamma - 1) / math.log(1 / gamma)
+    return shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
+
+
+def gamma_for(shape: float, mean: float) -> float:
+    """The gamma that gives a mean number of trials."""
+    check.positive_or_infinite("shape + 1", shape + 1)
+    if check.positive("mean", mean) <= 1:
+        raise Unsupported(f"a mean of {mean:g} trials", "ask for more than 1")
+    low, high = 1e-300, 1 - 1e-12
+    for _ in range(400):
+        middle = math.sqrt(low * high) if low < 1e-3 * high else (low + high) / 2
+        low, high = (middle, high) if mean_trials(shape, middle) > mean else (low, middle)
+    return high
+
+
+def trials_pmf(shape: float, gamma: float, trials: int) -> float:
+    """The probability of exactly `trials` under the truncated negative binomial distribution."""
+    check.integer("trials", trials)
+    if shape == 0:
+        return (1 - gamma) ** trials / (trials * math.log(1 / gamma))
+    log_gammas = math.lgamma(trials + shape) - math.lgamma(trials + 1) - math.lgamma(1 + shape)
+    return shape * math.exp(log_gammas + trials * math.log1p(-gamma)) / math.expm1(-shape * math.log(gamma))
+
+
+def selected(orders: Array, values: Array, mean: float, shape: float, delta_of: Callable[[float], float] | None = None) -> Array:
+    """Rényi divergences of releasing the best of a random number of runs, given those of one run.
+
+    Papernot & Steinke 2022: Theorem 2 for the truncated negative binomial, any shape > -1, with the best pair of orders; Theorem 6
+    for Poisson (shape infinity), where `delta_of(epsilon)` is the privacy curve of one run (by default the one that the
+    divergences imply) at epsilon-hat = log(1 + 1/(order - 1)).
+    """
+    if math.isinf(shape):
+        curve = delta_of if delta_of is not None else (lambda e: rdp.to_delta(orders, values, e))
+        hats = np.array([curve(math.log1p(1 / (a - 1))) for a in orders])
+        return np.asarray(values + mean * hats + math.log(mean) / (orders - 1))
+    best = float(np.min((1 - 1 / orders) * values + math.log(1 / gamma_for(shape, mean)) / orders))
+    return np.asarray(values + (1 + shape) * best + math.log(mean) / (orders - 1))
+
+
+def selected_at(orders: Array, values: Array, mean: float, shape: float, hat: float) -> Array:
+    """`selected` with the second order of Theorem 2 fixed to `hat`, which must be one of the orders."""
+    at = int(np.argmin(np.abs(orders - hat)))
+    cost = (1 - 1 / orders[at]) * values[at] + math.log(1 / gamma_for(shape, mean)) / orders[at]
+    return np.asarray(values + (1 + shape) * cost + math.log(mean) / (orders - 1))
+
+
+def random_trials(
+    event: Event, mean: float, shape: float, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, tight: bool = False
+) -> float:
+    """The epsilon of releasing the best of a random number of runs of `event`; `tight` uses the exact curve of one run."""
+    orders = np.asarray(ORDERS if tight else rdp.ORDERS)
+    values = rdp.divergences(event, adjacency, tuple(orders))
+    curve: Curve | None = Tight().curve(event, adjacency) if tight and math.isinf(shape) else None
+    total = selected(orders, values, mean, shape, curve.delta if curve is not None else None)
+    return rdp.to_epsilon(orders, total, check.inside_unit("delta", delta))
+
+
+ORDERS = tuple(1 + 0.1 * 1.12**k for k in range(72))
+"""Orders for routes that start from exact curves: as fine as the default ones, and fewer."""
+
+
+def exponential(trials: int, failure: float, within: float) -> float:
+    """The epsilon of choosing among `trials` models by the exponential mechanism (Abadi et al. 2016, appendix D).
+
+    The chosen model is within `within` correct answers of the best with probability 1 - `failure`; solves
+    within = 4/e' ln(trials / (failure e')) and returns 8 e'.
+    """
+    check.integer("trials", trials)
+    check.inside_unit("failure", failure)
+    check.positive("within", within)
+
+    def needed(e: float) -> float:
+        return 4 / e * math.log(max(trials / failure / e, 1 + 1e-12))
+
+    return 8 * least(needed, within, start=1e-2)
+
+
+def routes(
+    event: Event,
+    trials: int,
+    delta: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    validation: int = 10_000,
+    accuracy: float = 0.01,
+    failure: float = 0.01,
+) -> list[Route]:
+    """Every route's price for trying `trials` settings of `event` on average, cheapest first.
+
+    The exponential mechanism charges the larger of one run and the selection, as its authors remark, and needs a validation set of
+    `validation` examples that are private too.
+    """
+    everything = Repeated(event, trials)
+    tight, renyi = Tight(), rdp.Rdp()
+    single = tight.curve(event, adjacency).epsilon(delta)
+    selection = max(single, exponential(trials, failure, accuracy * validation))
+    mean = float(trials)
+    price = {
+        "compose, rdp": (renyi.curve(everything, adjacency).epsilon(delta), "every run may be released"),
+        "compose, tight": (tight.curve(everything, adjacency).epsilon(delta), "every run may be released"),
+        "exponential mechanism": (selection, f"within {accuracy:.0%} of the best with probability {1 - failure:g}"),
+        "random trials, logarithmic (eta 0), rdp": (random_trials(event, mean, 0.0, delta, adjacency=adjacency), "often few trials"),
+        "random trials, geometric (eta 1), rdp": (random_trials(event, mean, 1.0, delta, adjacency=adjacency), "sometimes few trials"),
+        "random trials, Poisson, rdp": (random_trials(event, mean, math.inf, delta, adjacency=adjacency), "close to the mean"),
+        "random trials, Poisson, tight": (
+            random_trials(event, mean, math.inf, delta, adjacency=adjacency, tight=True),
+            "close to the mean",
+        ),
+    }
+    return sorted((Route(name, epsilon, note) for name, (epsilon, note) in price.items()), key=lambda route: route.epsilon)
+
+
+def cheapest(event: Event, trials: int, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> Route:
+    """The cheapest sound route."""
+    return routes(event, trials, delta, adjacency=adjacency)[0]
