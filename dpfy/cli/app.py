@@ -48,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as problem:
         if not hasattr(problem, "format_message"):
             raise
-        print(f"dpfy: {problem.format_message()}".replace("\n", " "), file=sys.stderr)
+        if message := problem.format_message().replace("\n", " "):
+            print(f"dpfy: {message}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("dpfy: interrupted; a run that was under way can be resumed with --resume", file=sys.stderr)
