@@ -1,0 +1,153 @@
+"""Lower bounds on epsilon from scores of independent trials: many runs, or many canaries that do not disturb each other.
+
+A trial is one coin: the canary was in, or out, and the attacker saw one score. Every estimator fixes its threshold without a look at
+the trials that it then counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpfy.audit import intervals
+from dpfy.audit.families import Family, GaussianFamily, gaussian_epsilon, weakest
+from dpfy.audit.verdict import LowerBound
+from dpfy.core import check
+from dpfy.core.errors import InvalidInput
+from dpfy.core.random import Randomness
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+INDEPENDENT = "trials are independent: one canary's score does not depend on another canary's coin"
+THRESHOLD = "the threshold was fixed before the counted trials were seen"
+SHAPE = "between nothing and the claim, the leak has the shape of the family ({}); that the claim is exceeded needs no shape"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of trials in which the canary was in, and in which it was out; larger says "in"."""
+
+    inside: NDArray[np.float64]
+    outside: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        for name in ("inside", "outside"):
+            values = np.asarray(getattr(self, name), dtype=np.float64).reshape(-1)
+            if not len(values) or np.isnan(values).any():
+                raise InvalidInput(f"scores.{name}", f"{len(values)} values", "must hold at least one score, and no NaN")
+            object.__setattr__(self, name, values)
+
+    @classmethod
+    def of(cls, scores: ArrayLike, included: ArrayLike) -> Scores:
+        """Split scores by the coins."""
+        values, coins = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
+        return cls(values[coins], values[~coins])
+
+    def __len__(self) -> int:
+        return len(self.inside) + len(self.outside)
+
+    def halves(self, seed: int) -> tuple[Scores, Scores]:
+        """Two disjoint random halves."""
+        rng = Randomness.for_tests(seed).generator("audit split", 0)
+        a, b = rng.permutation(self.inside), rng.permutation(self.outside)
+        if len(a) < 2 or len(b) < 2:
+            raise InvalidInput("scores", len(self), "must hold at least two scores on each side to split")
+        i, o = len(a) // 2, len(b) // 2
+        return Scores(a[:i], b[:o]), Scores(a[i:], b[o:])
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a threshold gives: counts, and one-sided limits that hold together."""
+
+    true_positives: int
+    inside: int
+    false_positives: int
+    outside: int
+
+    @classmethod
+    def at(cls, scores: Scores, threshold: float) -> Rates:
+        """Count scores above `threshold`."""
+        hits, alarms = int((scores.inside > threshold).sum()), int((scores.outside > threshold).sum())
+        return cls(hits, len(scores.inside), alarms, len(scores.outside))
+
+    def limits(self, alpha: float) -> tuple[float, float]:
+        """(upper limit of the false-positive rate, upper limit of the false-negative rate), both true but for `alpha`."""
+        fpr = intervals.upper(self.false_positives, self.outside, alpha / 2)
+        fnr = intervals.upper(self.inside - self.true_positives, self.inside, alpha / 2)
+        return fpr, fnr
+
+
+def clopper_pearson(
+    scores: Scores, *, delta: float, confidence: float = 0.95, threshold: float | None = None, seed: int = 0
+) -> LowerBound:
+    """The hypothesis-testing bound (Jagielski et al. 2020): no assumption on the shape of the leak.
+
+    Without a `threshold`, one half of the trials chooses it and the other half is counted.
+    """
+    counted, at = _threshold(scores, delta, confidence, threshold, seed)
+    fpr, fnr = Rates.at(counted, at).limits(1 - confidence)
+    epsilon = _from_rates(fpr, fnr, check.fraction("delta", delta))
+    detail = {"fpr_upper": fpr, "fnr_upper": fnr, "threshold": at}
+    return LowerBound(epsilon, delta, confidence, "clopper-pearson", len(counted), (INDEPENDENT, THRESHOLD), detail)
+
+
+many_runs = clopper_pearson
+"""Jagielski et al. 2020: one score a run, canary in or out by a fair coin a run. N runs certify at most about ln(N / 4)."""
+
+
+def gaussian_fit(
+    scores: Scores, *, delta: float, confidence: float = 0.95, threshold: float | None = None, seed: int = 0
+) -> LowerBound:
+    """The Gaussian-DP bound (Nasr et al. 2023): two limits on the rates exclude every mu below mu_lower."""
+    from scipy.special import ndtri
+
+    counted, at = _threshold(scores, delta, confidence, threshold, seed)
+    fpr, fnr = Rates.at(counted, at).limits(1 - confidence)
+    mu = max(0.0, float(-ndtri(fpr) - ndtri(fnr))) if fpr < 1 and fnr < 1 else 0.0
+    assumptions = (INDEPENDENT, THRESHOLD, SHAPE.format("gaussian"))
+    detail = {"fpr_upper": fpr, "fnr_upper": fnr, "threshold": at, "mu_lower": mu}
+    return LowerBound(gaussian_epsilon(mu, delta), delta, confidence, "gaussian-fit", len(counted), assumptions, detail)
+
+
+def by_accuracy(
+    correct: int, guesses: int, *, delta: float, family: Family | None = None, confidence: float = 0.95
+) -> LowerBound:
+    """From guesses of fair coins: a family member allows at most (1 + total variation) / 2 of them to be right.
+
+    One binomial count instead of two: the most powerful of the estimators here when guesses of all canaries are worth making.
+
+    Guarantees: for a mechanism that keeps its claim, the bound is above the claimed epsilon with probability at most
+    1 - confidence, whatever the shape of its leak, if trials are independent and coins fair.
+    """
+    chosen = family if family is not None else GaussianFamily()
+    accuracy = intervals.lower(correct, guesses, 1 - check.inside_unit("confidence", confidence))
+    strength = weakest(lambda s: (1 + chosen.advantage(s)) / 2 < accuracy, chosen.claim)
+    epsilon = chosen.epsilon(strength, delta) if strength > 0 else 0.0
+    assumptions = (INDEPENDENT, THRESHOLD, "canaries were in by independent fair coins", SHAPE.format(chosen.name))
+    detail = {"accuracy": correct / guesses, "accuracy_lower": accuracy, "strength_lower": strength}
+    return LowerBound(epsilon, delta, confidence, "accuracy", guesses, assumptions, detail)
+
+
+def _from_rates(fpr: float, fnr: float, delta: float) -> float:
+    """The largest epsilon that the two error rates exclude."""
+    pairs = ((1 - fnr - delta, fpr), (1 - fpr - delta, fnr))
+    found = [math.log(top / bottom) if bottom > 0 else math.inf for top, bottom in pairs if top > 0]
+    return max([0.0, *found])
+
+
+def _threshold(scores: Scores, delta: float, confidence: float, threshold: float | None, seed: int) -> tuple[Scores, float]:
+    """The trials to count, and a threshold that they had no part in."""
+    check.inside_unit("confidence", confidence)
+    if threshold is not None:
+        return scores, threshold
+    chooser, counted = scores.halves(seed)
+    candidates = np.unique(np.concatenate([chooser.inside, chooser.outside]))
+    if len(candidates) > 400:
+        candidates = candidates[np.linspace(0, len(candidates) - 1, 400).astype(int)]
+    best = max(candidates, key=lambda at: _from_rates(*Rates.at(chooser, float(at)).limits(1 - confidence), delta))
+    return counted, float(best)
