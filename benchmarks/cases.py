@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -132,7 +133,7 @@ class Bag(nn.Module):
 def perceptron(*widths: int) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     layers: list[nn.Module] = []
-    for a, b in zip(widths[:-1], widths[1:], strict=True):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

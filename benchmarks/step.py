@@ -62,8 +62,12 @@ def private(model: nn.Module, case: Case, noise: float = NOISE) -> Step:
         names, sums = list(total.value), list(total.value.values())
         with torch.no_grad():
             if noise:
-                unit = draw(total.value, randomness, "bench", count[0])
-                torch._foreach_add_(sums, [unit[n].to(s.dtype) for n, s in total.value.items()], alpha=noise * total.bound.l2)
+                unit = list(draw(total.value, randomness, "bench", count[0]).values())
+                if unit[0].dtype != sums[0].dtype and unit[0]._base is not None:
+                    # the parts are views of one sequence: one conversion for all of them
+                    flat = unit[0]._base.to(sums[0].dtype).split([s.numel() for s in sums])
+                    unit = [part.view(s.shape) for part, s in zip(flat, sums, strict=True)]
+                torch._foreach_add_(sums, unit, alpha=noise * total.bound.l2)
             torch._foreach_mul_(sums, 1.0 / len(y))
             for name, value in zip(names, sums, strict=True):
                 named[name].grad = value
@@ -155,28 +159,16 @@ def fresh(case: Case, device: str, dtype: torch.dtype) -> tuple[nn.Module, Batch
 
 
 def disagreement(case: Case, device: str, dtype: torch.dtype) -> float:
-    """Relative distance of the unclipped, noiseless update from the plain one."""
-    moved = []
-    for make in (plain, lambda m, c: _unclipped(m, c)):
-        model, batch = fresh(case, device, dtype)
-        before = [p.detach().clone() for p in model.parameters()]
-        make(model, case)(*batch)
-        moved.append([(p.detach() - b).double() for p, b in zip(model.parameters(), before, strict=True)])
-    gap = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(*moved, strict=True)))
-    return gap / math.sqrt(sum(float(a.square().sum()) for a in moved[0]))
-
-
-def _unclipped(model: nn.Module, case: Case) -> Step:
-    engine, optimizer = BookkeepingEngine(), torch.optim.SGD(model.parameters(), lr=RATE)
+    """Relative distance of the unclipped sum of gradients from the plain gradient."""
+    model, (x, y) = fresh(case, device, dtype)
+    losses = case.losses(model(x), y)
+    expected = [g.double() for g in torch.autograd.grad(losses.sum(), list(model.parameters()))]
+    engine = BookkeepingEngine()
     engine.attach(model)
-
-    def step(x: Tensor, y: Tensor) -> None:
-        total = engine.bounded_sum(case.losses(model(x), y), FlatClip(math.inf)).value
-        for name, p in model.named_parameters():
-            p.grad = total[name] / len(y)
-        optimizer.step()
-
-    return step
+    found = engine.bounded_sum(case.losses(model(x), y), FlatClip(math.inf)).value.values()
+    engine.detach()
+    gap = math.sqrt(sum(float((a.double() - b).square().sum()) for a, b in zip(found, expected, strict=True)))
+    return gap / math.sqrt(sum(float(b.square().sum()) for b in expected))
 
 
 def peak(step: Step, batch: Batch, device: str) -> float:

@@ -20,14 +20,17 @@ from torch.utils.hooks import RemovableHandle
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.combine import combine
-from dpfy.gradients.contribution import Contribution, Direct, Measured, Shared
+from dpfy.gradients.combine import combine, joins
+from dpfy.gradients.contribution import Contribution, Direct, Late, Measured, Shared, SumJob, run_jobs
 from dpfy.gradients.engine import Grads, checked, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
 from dpfy.gradients.replay import Replay
 from dpfy.gradients.stray import Cut, Graph, find_cut, taken_apart
 from dpfy.gradients.tape import Layout, Report, Site, Tape, probe_weights, rows_first, settle
+
+MOST_WAITING = 36
+"""How many sums over positions may wait for a common launch: the tensors of normalisation layers are held meanwhile."""
 
 _SITES: weakref.WeakKeyDictionary[nn.Module, tuple[Row, Tape, Site]] = weakref.WeakKeyDictionary()
 
@@ -61,6 +64,7 @@ class BookkeepingEngine:
         self._strays: set[str] = set()
         self._seen: set[str] = set()
         self._several: set[str] = set()
+        self._jobs: list[SumJob] = []
         self._cut = Cut()
 
     def attach(self, model: nn.Module) -> None:
@@ -73,7 +77,7 @@ class BookkeepingEngine:
             row = row_for(module)
             if row is None or not any(p.requires_grad for p in module.parameters(recurse=False)):
                 continue
-            site = Site(name or type(module).__name__, module)
+            site = Site(name or type(module).__name__, tuple(module.parameters(recurse=False)))
             self._sites[module] = site
             _SITES[module] = (row, self._tape, site)
             module.forward = MethodType(_tapped, module)  # type: ignore[method-assign]
@@ -101,6 +105,8 @@ class BookkeepingEngine:
             return Bounded(zeros(params), clip.bound)
         with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
             found = self._contributions(losses, params)
+            run_jobs(self._jobs)
+            self._jobs.clear()
             sums = combine(found, clip, params, mask) if found else {}
             total = {name: _shaped(sums[name], p) if name in sums else torch.zeros_like(p) for name, p in params.items()}
         forget(self._replay)
@@ -146,10 +152,16 @@ class BookkeepingEngine:
         if report.site not in self._lost:
             for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch)):
                 name = self._names[p]
-                if name not in self._several and not isinstance(contribution, Direct):
+                if isinstance(contribution, Late):
+                    if not self._jobs or self._jobs[-1] is not contribution.job:
+                        self._jobs.append(contribution.job)
+                elif name not in self._several and not isinstance(contribution, Direct) and not joins(contribution):
                     # Norms are taken while the layer's tensors are at hand; what is kept may be much smaller than they are.
                     contribution = Measured.of(contribution)
                 parts.setdefault(name, []).append(contribution)
+            if len(self._jobs) >= MOST_WAITING:
+                run_jobs(self._jobs)
+                self._jobs.clear()
 
     def _sources(self, graph: Graph) -> list[_Source]:
         """Where gradients go that no row explains: parameters still in the graph, and layers that run without a batch."""
@@ -181,7 +193,7 @@ class BookkeepingEngine:
     def _names_of(self, source: _Source) -> list[str]:
         if source.where is None:
             return [source.name]
-        return [self._names[p] for p in source.where[1].module.parameters(recurse=False) if p in self._names]
+        return [self._names[p] for p in source.where[1].params if p in self._names]
 
     def _part_at(
         self, nodes: dict[Any, Layout], source: _Source, batch: int, parts: dict[str, list[Contribution]]

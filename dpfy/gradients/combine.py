@@ -7,9 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contribution import Contribution, Direct
+from dpfy.gradients.contribution import Contribution, Direct, Late, Outer
 from dpfy.gradients.engine import cautious, group_rows, silence
+
+JOIN_ELEMENTS = 2**22
+"""Direct gradients up to this size are copied side by side; larger ones are worth their own pass."""
 
 
 def combine(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
@@ -22,7 +26,7 @@ def combine(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Ten
     norms, rests = [], []
     for members in groups:
         small, large = _split(found, members)
-        made = [part.measured() for part in large.values()]
+        made = _measure(list(large.values()))
         parts = [norm for norm, _ in made] + ([small.measured()[0]] if small is not None else [])
         norms.append(torch.cat(parts).sum(0) if parts else None)
         rests.append((small, dict(zip(large, [rest for _, rest in made], strict=True))))
@@ -49,6 +53,45 @@ def _weigh(rests: list[tuple[_Small | None, dict[str, Contribution]]], scale: Te
     return sums
 
 
+def joins(part: Contribution) -> bool:
+    """Whether the norm of `part` is better taken together with others like it, in one launch."""
+    if isinstance(part, Direct):
+        return kernels.usable(part.grads)
+    return isinstance(part, Outer) and kernels.usable(part.left) and (part.left.shape[1] == 1 or part.by_gram)
+
+
+def _measure(parts: list[Contribution]) -> list[tuple[Tensor, Contribution]]:
+    """``measured()`` of every part, with one launch for all layers of a shape where kernels allow it."""
+    made: dict[int, tuple[Tensor, Contribution]] = {}
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for i, part in enumerate(parts):
+        if not joins(part):
+            made[i] = part.measured()
+        elif isinstance(part, Outer) and part.left.shape[1] > 1:
+            alike.setdefault((part.left.dtype, part.left.shape, part.right.shape), []).append(i)
+        else:
+            alike.setdefault((part.dtype,), []).append(i)
+    for key, members in alike.items():
+        group = [parts[i] for i in members]
+        norms = _row_norms(group) if len(key) == 1 else _gram_norms(group)
+        made |= {i: (norm, part) for i, norm, part in zip(members, norms, group, strict=True)}
+    return [made[i] for i in range(len(parts))]
+
+
+def _gram_norms(parts: list[Contribution]) -> list[Tensor]:
+    outers = [part for part in parts if isinstance(part, Outer)]
+    return kernels.gram_norms([part.left for part in outers], [part.right for part in outers])
+
+
+def _row_norms(parts: list[Contribution]) -> list[Tensor]:
+    """Norms of parts with one position, all rows of all their tensors in one launch: [1, batch] each."""
+    rows: list[Tensor] = []
+    for part in parts:
+        rows += [part.left, part.right] if isinstance(part, Outer) else [part.grads]  # type: ignore[attr-defined]
+    squares = iter(kernels.row_squares([t.flatten(1) for t in rows]).unbind(0))
+    return [(next(squares) * next(squares) if isinstance(part, Outer) else next(squares))[None] for part in parts]
+
+
 class _Small:
     """The gradients that are held directly, side by side in one matrix: one norm and one product for all of them."""
 
@@ -72,7 +115,12 @@ class _Small:
 
 def _split(found: dict[str, Contribution], members: list[str]) -> tuple[_Small | None, dict[str, Contribution]]:
     """Direct contributions joined into one matrix, and the others."""
-    direct = {name: part.grads for name in members if isinstance(part := found[name], Direct)}
+    direct: dict[str, Tensor] = {}
+    for name in members:
+        part = found[name]
+        part = part.direct() if isinstance(part, Late) else part
+        if isinstance(part, Direct) and part.grads.numel() <= JOIN_ELEMENTS:
+            direct[name] = part.grads
     others = {name: found[name] for name in members if name not in direct}
     if not direct:
         return None, others

@@ -124,6 +124,65 @@ class Direct:
         return Direct(kept(self.grads, keep))
 
 
+@dataclass(eq=False)
+class SumJob:
+    """Sums over positions that are not made yet, so that many layers can share one launch. See ``kernels.position_sums``."""
+
+    layer: tuple[Tensor, ...] | None
+    made: tuple[Tensor, ...] = ()
+
+    def result(self) -> tuple[Tensor, ...]:
+        """The sums, made now if they were not."""
+        if self.layer is not None:
+            run_jobs([self])
+        return self.made
+
+
+def run_jobs(jobs: Sequence[SumJob]) -> None:
+    """Make the sums of all jobs that wait, one launch for each shape, and let go of their tensors."""
+    alike: dict[tuple[object, ...], list[SumJob]] = {}
+    for job in jobs:
+        if job.layer is not None:
+            alike.setdefault((job.layer[0].shape, job.layer[0].dtype, job.layer[-1].dtype, len(job.layer)), []).append(job)
+    for group in alike.values():
+        for job, made in zip(group, kernels.position_sums([job.layer for job in group if job.layer is not None]), strict=True):
+            job.made, job.layer = made, None
+
+
+@dataclass(frozen=True)
+class Late:
+    """A direct contribution whose sums wait in a job. `which`: 0 for a shift (bias), 1 for a scale."""
+
+    job: SumJob
+    which: int
+    shape: torch.Size
+
+    @property
+    def width(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def direct(self) -> Direct:
+        """The gradients themselves."""
+        grads = self.job.result()[self.which]
+        return Direct(grads.view(len(grads), *self.shape))
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return self.direct().measured()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.direct().weighted_sum(weights)
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.direct().per_example(rows)
+
+    def cleaned(self, keep: Tensor) -> Direct:
+        return self.direct().cleaned(keep)
+
+
 @dataclass(frozen=True)
 class Outer:
     """Sums of outer products over positions: gradient = sum over t of left[t] (x) right[t]. Linear layers and their kin."""
@@ -145,18 +204,23 @@ class Outer:
         if positions == 1:
             return (row_squares(self.left) * row_squares(self.right))[None], self
         if kernels.usable(self.left):
-            return self._on_gpu(positions, p, d), self
+            if self.by_gram:
+                return kernels.gram_norm(self.left, self.right), self
+            return norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS), self
         gram, product = positions**2 * (p + d), positions * p * d
         if batch * p * d <= KEEP_ELEMENTS and PASS_COST * p * d <= 2 * gram:
             return kept_whole(self, batch)
         return (self._gram() if 2 * gram <= product else norm_by_parts(batch, p * d, self.per_example)), self
 
-    def _on_gpu(self, positions: int, p: int, d: int) -> Tensor:
-        """Gram matrices tile by tile, or per-example products where there are many positions for the width."""
-        # measured on an H200: products run at 0.9 (float32 as TF32) or 1.45 (bfloat16) times the speed of the symmetric Gram kernel
-        if positions * (p + d) <= (2.2 if self.left.dtype == torch.float32 else 1.38) * p * d:
-            return kernels.gram_norm(self.left, self.right)
-        return norm_by_parts(len(self.left), p * d, self.per_example, GPU_CHUNK_ELEMENTS)
+    @property
+    def by_gram(self) -> bool:
+        """On a GPU: Gram matrices tile by tile, unless there are many positions for the width.
+
+        Measured on an H200: products run at 0.9 (float32 as TF32) or 1.45 (bfloat16) times the speed of the symmetric Gram kernel.
+        """
+        _, positions, p = self.left.shape
+        d = self.right.shape[-1]
+        return positions * (p + d) <= (2.2 if self.left.dtype == torch.float32 else 1.38) * p * d
 
     def _gram(self) -> Tensor:
         """sum over t, s of (left[t] . left[s]) (right[t] . right[s])."""
@@ -397,7 +461,7 @@ def batch_of(part: Contribution) -> int:
 
 def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     """Join uses of the same kind: sums of outer products and of rows are longer sums, direct gradients add."""
-    parts = [p.rest if isinstance(p, Measured) else p for p in parts]
+    parts = [p.rest if isinstance(p, Measured) else p.direct() if isinstance(p, Late) else p for p in parts]
     outers = [p for p in parts if isinstance(p, Outer)]
     rows = [p for p in parts if isinstance(p, Rows)]
     direct = [p for p in parts if isinstance(p, Direct)]

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """Fused GPU kernels in Triton, each with a portable twin elsewhere that gives the same answer. Sums are kept in float32.
 
 Nothing here uses atomic additions: partial sums are written out and added in a fixed order, so a step repeats bit for bit.
@@ -17,6 +18,11 @@ except ImportError:  # a CPU-only installation
     triton = None
 
 
+_KINDS: dict[torch.dtype, Any] = (
+    {} if triton is None else {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
+)
+
+
 def usable(t: Tensor) -> bool:
     """Whether the kernels can run on `t`."""
     return triton is not None and t.is_cuda and t.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -26,14 +32,20 @@ if triton is not None:
 
     @triton.jit
     def _gram_kernel(
-        left, right, out, length, p, d, left_row, left_step, right_row, right_step,
-        TILE: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+        table, out, length, p, d, left_row, left_step, right_row, right_step,
+        KIND: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
-        """One tile (i <= j) of sum over t, s of (left_t . left_s)(right_t . right_s), for one example.
+        """One tile (i <= j) of sum over t, s of (left_t . left_s)(right_t . right_s), for one example of one layer.
 
-        With ROWS the second factor is 1 where two positions hold the same index, else 0.
+        `table` holds the addresses of the layers' two tensors. With ROWS the second factor is 1 where two positions hold the same
+        index, else 0.
         """
-        pair, example = tl.program_id(0), tl.program_id(1)
+        pair, example, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        left = tl.multiple_of(tl.load(table + 2 * layer).to(tl.pointer_type(KIND)), 16)
+        if ROWS:
+            right = tl.load(table + 2 * layer + 1).to(tl.pointer_type(tl.int64))
+        else:
+            right = tl.multiple_of(tl.load(table + 2 * layer + 1).to(tl.pointer_type(KIND)), 16)
         j = ((tl.sqrt(8.0 * pair + 1.0) - 1.0) / 2.0).to(tl.int32)
         j = tl.where((j + 1) * (j + 2) // 2 <= pair, j + 1, j)
         j = tl.where(j * (j + 1) // 2 > pair, j - 1, j)
@@ -64,15 +76,25 @@ if triton is not None:
                 )
                 second = tl.dot(x, y, second, input_precision=PRECISION)
         total = tl.sum(first * second)
-        tl.store(out + pair * tl.num_programs(1) + example, tl.where(i == j, total, 2.0 * total))
+        at = (layer * tl.num_programs(0) + pair) * tl.num_programs(1) + example
+        tl.store(out + at, tl.where(i == j, total, 2.0 * total))
 
     @triton.jit
     def _scale_kernel(
-        grads, inputs, mean, rstd, weight_out, bias_out, length, width, splits,
-        TILE: tl.constexpr, BLOCK: tl.constexpr, CENTRED: tl.constexpr,
+        table, out, length, width, splits, blocks,
+        KIND: tl.constexpr, STATISTICS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
+        CENTRED: tl.constexpr,
     ):  # fmt: skip
-        """Sums over positions of g * (a - mean) * rstd and of g, for one example, a block of columns and a share of the positions."""
-        example, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        """Sums over positions of g and (SCALE) of g * (a - mean) * rstd: one layer, one example, some columns, some positions.
+
+        `table` holds the addresses of g, a, mean, rstd of every layer.
+        """
+        example, rest, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        block, split = rest % blocks, rest // blocks
+        grads = tl.multiple_of(tl.load(table + 4 * layer).to(tl.pointer_type(KIND)), 16)
+        inputs = tl.multiple_of(tl.load(table + 4 * layer + 1).to(tl.pointer_type(KIND)), 16)
+        mean = tl.load(table + 4 * layer + 2).to(tl.pointer_type(STATISTICS))
+        rstd = tl.load(table + 4 * layer + 3).to(tl.pointer_type(STATISTICS))
         columns = block * BLOCK + tl.arange(0, BLOCK)
         ok = columns < width
         share = (length + splits - 1) // splits
@@ -87,16 +109,32 @@ if triton is not None:
             where = at[:, None] * width + columns[None, :]
             mask = row_ok[:, None] & ok[None, :]
             g = tl.load(grads + where, mask=mask, other=0.0).to(tl.float32)
-            a = tl.load(inputs + where, mask=mask, other=0.0).to(tl.float32)
-            r = tl.load(rstd + at, mask=row_ok, other=0.0).to(tl.float32)
-            if CENTRED:
-                m = tl.load(mean + at, mask=row_ok, other=0.0).to(tl.float32)
-                a = a - m[:, None]
-            scale += tl.sum(g * (a * r[:, None]), axis=0)
             shift += tl.sum(g, axis=0)
-        to = (split * tl.num_programs(0) + example).to(tl.int64) * width + columns
-        tl.store(weight_out + to, scale, mask=ok)
-        tl.store(bias_out + to, shift, mask=ok)
+            if SCALE:
+                a = tl.load(inputs + where, mask=mask, other=0.0).to(tl.float32)
+                r = tl.load(rstd + at, mask=row_ok, other=0.0).to(tl.float32)
+                if CENTRED:
+                    m = tl.load(mean + at, mask=row_ok, other=0.0).to(tl.float32)
+                    a = a - m[:, None]
+                scale += tl.sum(g * (a * r[:, None]), axis=0)
+        kinds = 2 if SCALE else 1
+        to = ((layer * splits + split) * kinds * tl.num_programs(0) + example).to(tl.int64) * width + columns
+        tl.store(out + to, shift, mask=ok)
+        if SCALE:
+            tl.store(out + to + tl.num_programs(0) * width, scale, mask=ok)
+
+    @triton.jit
+    def _square_kernel(table, out, KIND: tl.constexpr, BLOCK: tl.constexpr):
+        """The sum of squares of one row of one tensor; `table` holds address, width and row stride of every tensor."""
+        row, which = tl.program_id(0), tl.program_id(1)
+        base = tl.load(table + 3 * which).to(tl.pointer_type(KIND)) + row.to(tl.int64) * tl.load(table + 3 * which + 2)
+        width = tl.load(table + 3 * which + 1)
+        total = tl.zeros((BLOCK,), dtype=tl.float32)
+        for start in range(0, width, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            x = tl.load(base + column, mask=column < width, other=0.0).to(tl.float32)
+            total += x * x
+        tl.store(out + which * tl.num_programs(0) + row, tl.sum(total))
 
     @triton.jit
     def _pair_kernel(grads, inputs, out, rows, space, TILE: tl.constexpr, BLOCK: tl.constexpr):
@@ -155,47 +193,79 @@ def _precision(t: Tensor) -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 or t.dtype != torch.float32 else "ieee"
 
 
-def _unit_last(t: Tensor) -> Tensor:
-    return t if t.stride(-1) == 1 else t.contiguous()
+def _table(tensors: list[list[Tensor]]) -> Tensor:
+    """The addresses of tensors, for a kernel that serves many layers at once."""
+    return torch.tensor([[t.data_ptr() for t in each] for each in tensors], dtype=torch.int64).to(tensors[0][0].device)
 
 
-def gram_norm(left: Tensor, right: Tensor, tile: int = 0) -> Tensor:
-    """Squared norms of sums of outer products, [tiles, batch] partial sums. `right` may be an integer index: embedding rows.
+def _aligned(t: Tensor) -> Tensor:
+    """Dense in its last dimension and on an address that the kernels may take for a multiple of sixteen bytes."""
+    return t if t.stride(-1) == 1 and t.data_ptr() % 16 == 0 else t.contiguous().clone()
 
-    left [batch, positions, p], right [batch, positions, d] or [batch, positions].
+
+def gram_norms(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list[Tensor]:
+    """Squared norms of sums of outer products, [tiles, batch] partial sums for each of many layers of one shape, in one launch.
+
+    left [batch, positions, p], right [batch, positions, d], or an integer index [batch, positions]: rows of an embedding.
     """
+    rows = rights[0].dim() == 2
+    lefts = [_aligned(t) for t in lefts]
+    rights = [t.to(torch.int64) if rows else _aligned(t) for t in rights]
+    left, right = lefts[0], rights[0]
+    if any(a.stride() != left.stride() or b.stride() != right.stride() for a, b in zip(lefts, rights, strict=True)):
+        lefts, rights = [t.contiguous() for t in lefts], [t.contiguous() for t in rights]
+        left, right = lefts[0], rights[0]
     batch, length, p = left.shape
-    rows = right.dim() == 2
-    left, right = _unit_last(left), right if rows else _unit_last(right)
     wide = left.dtype == torch.float32
     tile = tile or (32 if length <= 32 else 128 if wide and length > 64 and not rows else 64)
     count = triton.cdiv(length, tile)
     pairs = count * (count + 1) // 2
-    out = torch.empty(pairs, batch, dtype=torch.float32, device=left.device)
+    out = torch.empty(len(lefts), pairs, batch, dtype=torch.float32, device=left.device)
     options: dict[str, Any] = {"num_warps": 8 if tile == 128 else 4, "num_stages": 3 if tile == 128 else 4}
-    _gram_kernel[(pairs, batch)](
-        left, right, out, length, p, 1 if rows else right.shape[2], left.stride(0), left.stride(1), right.stride(0), right.stride(1),
-        TILE=tile, DEPTH=32 if wide and tile < 128 else 64, ROWS=rows, PRECISION=_precision(left), **options,
+    _gram_kernel[(pairs, batch, len(lefts))](
+        _table([list(pair) for pair in zip(lefts, rights, strict=True)]), out, length, p, 1 if rows else right.shape[2],
+        left.stride(0), left.stride(1), right.stride(0), right.stride(1),
+        KIND=_KINDS[left.dtype], TILE=tile, DEPTH=32 if wide and tile < 128 else 64, ROWS=rows, PRECISION=_precision(left), **options,
     )  # fmt: skip
-    return out
+    return list(out.unbind(0))
 
 
-def scale_sums(grads: Tensor, inputs: Tensor, mean: Tensor | None, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Per-example gradients of scale and shift of a normalisation over the last dimension, both [batch, width] in float32.
+def gram_norm(left: Tensor, right: Tensor, tile: int = 0) -> Tensor:
+    """:func:`gram_norms` of one layer."""
+    return gram_norms([left], [right], tile)[0]
 
-    grads, inputs [batch, positions, width]; mean, rstd [batch, positions] (mean None: not centred).
+
+def position_sums(layers: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    """Per-example sums over positions for many layers of one shape, in one launch; [batch, width] each, in float32.
+
+    A layer is (g,), giving the sums of g; or (g, a, rstd) or (g, a, rstd, mean), giving also those of g * (a - mean) * rstd.
+    g, a [batch, positions, width]; rstd, mean [batch, positions].
     """
+    kept = [tuple(t.contiguous() for t in layer) for layer in layers]
+    grads = kept[0][0]
+    scale, centred = len(kept[0]) > 1, len(kept[0]) > 3
     batch, length, width = grads.shape
-    grads, inputs = grads.contiguous(), inputs.contiguous()
-    block = 128
-    splits = max(1, min(triton.cdiv(512, batch * triton.cdiv(width, block)), triton.cdiv(length, 32)))
-    made = torch.empty(2, splits, batch, width, dtype=torch.float32, device=grads.device)
-    _scale_kernel[(batch, triton.cdiv(width, block), splits)](
-        grads, inputs, rstd if mean is None else mean.contiguous(), rstd.contiguous(), made[0], made[1], length, width, splits,
-        TILE=32, BLOCK=block, CENTRED=mean is not None, num_warps=4,
+    block, many = 128, len(kept)
+    blocks = triton.cdiv(width, block)
+    splits = max(1, min(triton.cdiv(512, batch * blocks * many), triton.cdiv(length, 32)))
+    out = torch.empty(many, splits, 2 if scale else 1, batch, width, dtype=torch.float32, device=grads.device)
+    order = [[layer[0], layer[1 if scale else 0], layer[-1], layer[2 if scale else 0]] for layer in kept]
+    _scale_kernel[(batch, blocks * splits, many)](
+        _table(order), out, length, width, splits, blocks, KIND=_KINDS[grads.dtype],
+        STATISTICS=_KINDS[kept[0][-1].dtype], TILE=32, BLOCK=block, SCALE=scale, CENTRED=centred, num_warps=4,
     )  # fmt: skip
-    summed = made.sum(1) if splits > 1 else made[:, 0]
-    return summed[0], summed[1]
+    summed = out.sum(1) if splits > 1 else out[:, 0]
+    return [tuple(layer.unbind(0)) for layer in summed.unbind(0)]
+
+
+def row_squares(tensors: list[Tensor]) -> Tensor:
+    """Sums of squares of the rows of many matrices of one dtype and height, in one launch: [tensors, rows] in float32."""
+    kept = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
+    table = [[t.data_ptr(), t.shape[1], t.stride(0)] for t in kept]
+    out = torch.empty(len(kept), len(kept[0]), dtype=torch.float32, device=kept[0].device)
+    where = torch.tensor(table, dtype=torch.int64).to(out.device)
+    _square_kernel[(out.shape[1], len(kept))](where, out, KIND=_KINDS[kept[0].dtype], BLOCK=1024, num_warps=4)
+    return out
 
 
 def pair_sums(grads: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contribution import Contribution, Convolution, Direct, Geometry, Outer, Rows, wide
+from dpfy.gradients.contribution import Contribution, Convolution, Direct, Geometry, Late, Outer, Rows, SumJob, wide
 from dpfy.gradients.tape import Site, Tape
 
 Found = list[tuple[Tensor, Contribution]]
@@ -49,7 +49,9 @@ def total(t: Tensor, keep: int) -> Tensor:
     """Sum [batch, ..., *last `keep` dimensions] over everything between, in float32 or wider."""
     middle = list(range(1, t.dim() - keep))
     dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
-    return t.sum(middle, dtype=dtype) if middle else t
+    if all(t.shape[i] == 1 for i in middle):
+        return t.flatten(0, len(middle))
+    return t.sum(middle, dtype=dtype)
 
 
 def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
@@ -66,6 +68,9 @@ def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
 def outer_parts(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
     """Contributions of y = a W' + b."""
     g, a = as_positions(g), as_positions(a)
+    if kernels.usable(g) and g.shape[1] > 1:
+        job = SumJob((g,))
+        return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Late(job, 0, g.shape[2:]))])
     return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Direct(total(g, 1)))])
 
 
@@ -97,8 +102,8 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         a, m, r = saved
         if kernels.usable(g):
-            scale, shift = _fused_scale(view(g), view(a), view(m), view(r), keep)
-            return wanted([(module.weight, lambda: Direct(scale)), (module.bias, lambda: Direct(shift))])
+            job, tail = _scale_job(view(g), view(a), view(r), view(m), keep), g.shape[g.dim() - keep :]
+            return wanted([(module.weight, lambda: Late(job, 1, tail)), (module.bias, lambda: Late(job, 0, tail))])
         return wanted(
             [
                 (module.weight, lambda: Direct(total(view(g * ((a - m) * r)), keep))),
@@ -109,13 +114,11 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
     return tape.tap(y, site, explain, (x, mean, rstd))
 
 
-def _fused_scale(g: Tensor, a: Tensor, mean: Tensor, rstd: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+def _scale_job(g: Tensor, a: Tensor, rstd: Tensor, mean: Tensor, keep: int) -> SumJob:
     """Gradients of scale and shift in one pass, on a GPU."""
-    shape = g.shape[g.dim() - keep :]
-    batch, width = len(g), shape.numel()
-    flat = [t.reshape(batch, -1) for t in (mean, rstd)]
-    scale, shift = kernels.scale_sums(g.reshape(batch, -1, width), a.reshape(batch, -1, width), flat[0], flat[1])
-    return scale.view(batch, *shape), shift.view(batch, *shape)
+    batch, width = len(g), g.shape[g.dim() - keep :].numel()
+    flat = [t.reshape(batch, -1, width) for t in (g, a.to(g.dtype))]
+    return SumJob((*flat, rstd.reshape(batch, -1), mean.reshape(batch, -1)))
 
 
 def run_rms_norm(module: nn.RMSNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:

@@ -70,10 +70,10 @@ LAYOUTS = (
 
 @dataclass(eq=False)
 class Site:
-    """One patched module: its name, how it explains its output gradient, and the layout once it is known."""
+    """One patched module: its name, its parameters, and the layout of its tensors once that is known."""
 
     name: str
-    module: nn.Module
+    params: tuple[nn.Parameter, ...]
     layout: Layout | None = None
     settled: bool = False
 

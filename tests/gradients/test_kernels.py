@@ -1,0 +1,134 @@
+"""The fused kernels against plain PyTorch in float64: on a GPU, or anywhere with ``TRITON_INTERPRET=1`` and triton installed."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
+
+from dpfy.gradients import kernels
+from dpfy.gradients.bookkeeping import BookkeepingEngine
+from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.loop import LoopEngine
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FLOATS = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In the interpreter the kernels run on CPU tensors too."""
+    monkeypatch.setattr(kernels, "usable", lambda t: t.dtype in FLOATS)
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    torch.manual_seed(0)
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
+    assert float((found.double() - expected.double()).norm() / expected.double().norm()) < tolerance
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("batch", "length", "p", "d"), [(2, 5, 7, 9), (3, 70, 33, 40), (2, 130, 16, 8)])
+def test_gram_norms(batch: int, length: int, p: int, d: int, dtype: torch.dtype) -> None:
+    lefts, rights = [draw(batch, length, p, dtype=dtype) for _ in range(3)], [draw(batch, length, d, dtype=dtype) for _ in range(3)]
+    for left, right, norm in zip(lefts, rights, kernels.gram_norms(lefts, rights), strict=True):
+        close(norm.sum(0), (left.double().mT @ right.double()).flatten(1).square().sum(1))
+    index = torch.randint(0, 6, (batch, length), device=DEVICE)
+    table = torch.zeros(batch, 6, p, dtype=torch.float64, device=DEVICE)
+    table.scatter_add_(1, index[..., None].expand(batch, length, p), lefts[0].double())
+    close(kernels.gram_norm(lefts[0], index).sum(0), table.flatten(1).square().sum(1))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("batch", "length", "width"), [(3, 1, 7), (2, 45, 130), (5, 100, 16)])
+def test_position_sums(batch: int, length: int, width: int, dtype: torch.dtype) -> None:
+    g, a = draw(batch, length, width, dtype=dtype), draw(batch, length, width, dtype=dtype)
+    mean, rstd = draw(batch, length), draw(batch, length)
+    plain, scaled = g.double().sum(1), (g.double() * (a.double() - mean[..., None]) * rstd[..., None]).sum(1)
+    for shift, scale in kernels.position_sums([(g, a, rstd, mean)] * 2):
+        close(shift, plain)
+        close(scale, scaled)
+    close(kernels.position_sums([(g,)])[0][0], plain)
+    close(kernels.position_sums([(g, a, rstd)])[0][1], (g.double() * a.double() * rstd[..., None]).sum(1))
+
+
+def test_row_squares() -> None:
+    tensors = [draw(6, 5), draw(6, 1300), draw(9, 6).t()]
+    close(kernels.row_squares(tensors), torch.stack([t.double().square().sum(1) for t in tensors]))
+
+
+@pytest.mark.parametrize(
+    ("channels", "outs", "kernel", "stride", "padding", "dilation"),
+    [(3, 5, (3, 3), (1, 1), (1, 1), (1, 1)), (4, 20, (3, 2), (2, 1), (0, 1), (1, 2)), (20, 16, (1, 1), (2, 2), (0, 0), (1, 1))],
+)
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_conv_norm(
+    channels: int, outs: int, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int],
+    dilation: tuple[int, int], memory: torch.memory_format,
+) -> None:  # fmt: skip
+    layer = nn.Conv2d(channels, outs, kernel, stride, padding, dilation, device=DEVICE).double()
+    a = draw(2, channels, 9, 8)
+    g = torch.randn_like(layer(a.double())).float()
+    expected = [torch.autograd.grad(layer(a[i : i + 1].double()), layer.weight, g[i : i + 1].double())[0].square().sum() for i in (0, 1)]
+    a, g = a.contiguous(memory_format=memory), g.contiguous(memory_format=memory)
+    found = kernels.conv_norm(a, g, layer.weight, stride, padding, dilation)
+    close(found.sum(0), torch.stack(expected))
+
+
+def test_pair_sums() -> None:
+    g, a = draw(3, 5, 4, 7), draw(3, 5, 4, 7)
+    plain, product = kernels.pair_sums(g, a)
+    close(plain, g.double().sum((2, 3)))
+    close(product, (g.double() * a.double()).sum((2, 3)))
+
+
+class Everything(nn.Module):
+    """Every layer that has a kernel, some shapes several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.pos = nn.Embedding(20, 8), nn.Embedding(6, 8)
+        self.norms = nn.ModuleList([nn.LayerNorm(8) for _ in range(3)])
+        self.mixes = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.conv, self.group = nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.flat, self.head = nn.Linear(32, 10), nn.Linear(10, 5)
+
+    def forward(self, index: Tensor) -> Tensor:
+        x = self.emb(index) + self.pos(torch.arange(6, device=index.device).expand(index.shape))
+        for norm, mix in zip(self.norms, self.mixes, strict=True):
+            x = x + torch.tanh(mix(norm(x)))
+        x = torch.relu(self.group(self.conv(x[:, None]))).mean(2).flatten(1)
+        return self.head(torch.tanh(self.flat(x)))
+
+
+def test_engine_with_kernels_equals_the_loop() -> None:
+    model = Everything().to(DEVICE)
+    index, y = torch.randint(0, 20, (5, 6), device=DEVICE), torch.randint(0, 5, (5,), device=DEVICE)
+    oracle = copy.deepcopy(model).double()
+    fast, loop = BookkeepingEngine(), LoopEngine()
+    fast.attach(model)
+    loop.attach(oracle)
+    for clip in (FlatClip(0.3), FlatClip(math.inf)):
+        expected = loop.bounded_sum(F.cross_entropy(oracle(index), y, reduction="none"), clip).value
+        for _ in range(2):
+            found = fast.bounded_sum(F.cross_entropy(model(index), y, reduction="none"), clip).value
+        for name, g in expected.items():
+            close(found[name], g, 1e-4)
+    fast.detach()
+    loop.detach()
