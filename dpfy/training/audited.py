@@ -1,0 +1,223 @@
+"""Training under audit: the real loop, with canaries in it, watched by an attacker who sees every update.
+
+Two kinds of canaries. A *table* canary owns one row of an embedding that is added to the user's model; its gradient is that row and
+nothing else, through the same engine, clip, sampler and noise as every other record. A *gradient* canary is any direction in the space
+of the model's own parameters, for small models: its loss is linear in them.
+
+The seams, for tests of the audit itself, are here and nowhere else: `Seams` replaces the engine, the sampler or the noise stream of an
+entered training, while plan, ledger and claim stay what they were. No production module knows of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpfy.core.errors import InvalidInput
+from dpfy.core.guarantee import Curve
+from dpfy.data.records import Records
+from dpfy.plan.recipe import Plan
+from dpfy.training.averaging import trainable
+from dpfy.training.loop import PrivateTraining
+from dpfy.training.run import Run
+from dpfy.training.runtime import Runtime
+
+LENGTH = 10.0
+"""Canary gradients before clipping, in clip norms: clipping has work to do."""
+
+Array = NDArray[np.float64]
+Part = Callable[[Any], Any]
+
+
+def _same(part: Any) -> Any:
+    return part
+
+
+@dataclass(frozen=True)
+class Seams:
+    """What to put in place of the engine, the sampler and the noise stream, each given the real one."""
+
+    engine: Part = _same
+    sampler: Part = _same
+    stream: Part = _same
+    steps: int | None = None
+
+
+class WithCanaries(nn.Module):
+    """A model and a table of canaries beside it; row `canaries` of the table is for records that are none."""
+
+    def __init__(self, model: nn.Module, canaries: int) -> None:
+        super().__init__()
+        self.model = model
+        self.table = nn.Embedding(canaries + 1, 1)
+        nn.init.zeros_(self.table.weight)
+
+    def forward(self, features: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's outputs, and the canary's own parameter."""
+        return self.model(features), self.table(token)
+
+
+def claimed_curve(plan: Plan) -> Callable[[float], Curve]:
+    """The curve of the plan with its noise divided by a factor: what an audit measures the leak against."""
+
+    def at(strength: float) -> Curve:
+        return dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / strength).guarantee().curve
+
+    return at
+
+
+def observe_table(
+    model: nn.Module,
+    real: tuple[Tensor, Tensor],
+    plan: Plan,
+    weights: NDArray[np.floating[Any]],
+    *,
+    run: Run | None = None,
+    seed: int | None = None,
+    runtime: Runtime | None = None,
+) -> Array:
+    """Train `model` on `real` records and table canaries by `plan`; what the attacker sees, [steps, canaries], in clip norms.
+
+    `weights` holds each canary's gradient in clip norms (before clipping): 0 is out. The plan must be for real and canary records
+    together. Guarantees: the training is :class:`PrivateTraining`, unchanged; its bill is in the ledger of `run` like any other.
+    """
+    wrapped = WithCanaries(model, len(weights))
+    features, targets = real
+    tokens = torch.full((len(features),), len(weights))
+    blank = features.new_zeros(len(weights), *features.shape[1:])
+    records = Records(
+        (
+            torch.cat([features, blank]),
+            torch.cat([targets, targets.new_zeros(len(weights), *targets.shape[1:])]),
+            torch.cat([tokens, torch.arange(len(weights))]),
+        )
+    )
+    gains = torch.tensor([*weights, 0.0], dtype=torch.float32) * plan.recipe.clip.bound.l2
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    seen: list[Array] = []
+
+    def look(training: PrivateTraining) -> None:
+        seen.append(_released(training, plan, {"table.weight": wrapped.table.weight})[:-1])
+
+    with _folder(run, seed) as place:
+        training = PrivateTraining(wrapped, optimizer, records, plan, place, runtime=runtime)
+        with watched(training, look, keep=run is not None):
+            for x, y, token in training.batches():
+                outputs, own = wrapped(x, token)
+                losses = functional.cross_entropy(outputs, y, reduction="none")
+                training.step(torch.where(token < len(weights), gains[token] * own.squeeze(-1), losses))
+    return np.array(seen)
+
+
+def observe_gradients(
+    model: nn.Module,
+    rows: Array,
+    plan: Plan,
+    *,
+    seams: Seams = Seams(),  # noqa: B008  (frozen)
+    seed: int = 0,
+    physical: int = 4096,
+    interrupt: int | None = None,
+) -> Array:
+    """Run `plan` on records whose gradients are `rows` [records, parameters], in clip norms; the noisy sums [steps, parameters].
+
+    The whole loop runs: sampler, engine, accumulation over physical batches, noise, divisor. With `interrupt`, the run is left after
+    that many steps and resumed from its checkpoint.
+    """
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    seen: dict[int, Array] = {}
+    runtime = Runtime(engine="batched", max_physical_batch=physical)
+    records = Records((torch.arange(len(rows)),))
+    with tempfile.TemporaryDirectory() as folder:
+        for leave in [interrupt, None] if interrupt else [None]:
+            _reset(model, initial)
+            directions = torch.tensor(rows, dtype=next(model.parameters()).dtype) * plan.recipe.clip.bound.l2
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            run = Run(Path(folder) / "run", resume=True, seed=seed, checkpoint_every=1e9)
+            training = PrivateTraining(model, optimizer, records, plan, run, runtime=runtime)
+
+            def look(t: PrivateTraining) -> None:
+                seen[t.steps_done] = _released(t, plan, trainable(t.model))
+
+            with watched(training, look, keep=False), seamed(training, seams):
+                for (index,) in training.batches():
+                    flat = torch.cat([p.reshape(-1) for p in trainable(model).values()])
+                    training.step(directions[index] @ flat)
+                    if leave is not None and training.steps_done >= leave:
+                        break
+    _reset(model, initial)
+    return np.array([seen[step] for step in sorted(seen)])
+
+
+@contextmanager
+def seamed(training: PrivateTraining, seams: Seams) -> Iterator[None]:
+    """Inside the block, parts of an entered training are replaced. The claim (plan, ledger, card) is restored before it ends."""
+    claimed, recipe = training.plan, training.plan.recipe
+    training.engine.detach()
+    training.engine = seams.engine(training.engine)
+    training.engine.attach(training.model)
+    training._noise = seams.stream(training._noise)
+    sampler = seams.sampler(recipe.sampler)
+    changed = dataclasses.replace(recipe, sampler=sampler, steps=seams.steps or recipe.steps)
+    training.plan = dataclasses.replace(claimed, recipe=changed)
+    try:
+        yield
+    finally:
+        training.plan = claimed
+        training.steps_done = min(training.steps_done, recipe.steps)
+
+
+class _Discarded(Exception):
+    """Leaves a training whose folder nobody wants."""
+
+
+@contextmanager
+def watched(
+    training: PrivateTraining, look: Callable[[PrivateTraining], None], *, keep: bool = True
+) -> Iterator[PrivateTraining]:
+    """Enter the training, and call `look` with every update, when the gradients are in place and the optimizer is about to move.
+
+    Without `keep`, the run is left without a card once all its steps are made: for runs in temporary folders.
+    """
+    handle = training.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: look(training))
+    try:
+        with suppress(_Discarded), training:
+            yield training
+            if not keep and training.steps_done >= training.plan.recipe.steps:
+                raise _Discarded
+    finally:
+        handle.remove()
+
+
+def _released(training: PrivateTraining, plan: Plan, parameters: dict[str, nn.Parameter]) -> Array:
+    """The noisy sum that the update shows, in clip norms. The divisor is the planned one: another one would show."""
+    flat = torch.cat([p.grad.detach().reshape(-1) for p in parameters.values() if p.grad is not None])
+    if flat.numel() != sum(p.numel() for p in parameters.values()):
+        raise InvalidInput("update", "a parameter without a gradient", "every trainable parameter is released at every step")
+    return flat.double().numpy() * (plan.recipe.expected_batch / plan.recipe.clip.bound.l2)
+
+
+@torch.no_grad()
+def _reset(model: nn.Module, values: dict[str, Tensor]) -> None:
+    for name, p in model.named_parameters():
+        p.copy_(values[name])
+
+
+@contextmanager
+def _folder(run: Run | None, seed: int | None) -> Iterator[Run]:
+    if run is not None:
+        yield run
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Run(Path(folder) / "run", seed=seed, checkpoint_every=1e9)
