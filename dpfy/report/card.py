@@ -1,82 +1,211 @@
-"""privacy.json: the guarantee of a run with everything without which it means nothing, computed from the ledger, never typed."""
+"""privacy.json: the guarantee of a run with everything without which it means nothing, computed from the ledger, never typed.
+
+`claims` derives from plan and ledger all that can be derived; `build` adds what only the run can tell (utility, components,
+provenance). Verification derives the claims again and compares.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpfy import accounting
 from dpfy.core.codec import digest, number
-from dpfy.core.errors import Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of, write_atomically
 from dpfy.plan import pairs
 from dpfy.plan.recipe import Plan
+from dpfy.report import accesses, assumptions, meaning, numbers, schema, words
+from dpfy.report.words import absent
 
-FORMAT = "dpfy-privacy-card-1"
+FORMAT = schema.FORMAT
 NAME = "privacy.json"
 COVERED_FILES = ("plan.json", "config.toml", "metrics.jsonl", "model.safetensors")
 RELEASED = "every noisy step, and so every intermediate model and average; not the last model alone"
+FIXED_SEED = "fixed for a test"
+NO_AUDIT = "no audit was made before the run ended; an audit made later stands in audit.json and in the report"
+NO_NORMS = "gradient norms were not released: showing them would cost privacy, and no reservation pays for it"
+NO_TEST = "no public test data was given to the run"
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a finished training knows about itself."""
+    """What a finished training knows about itself. What it does not know stays None and is stated as absent."""
 
     plan: Plan
     guarantee: Guarantee
     steps_done: int
     utility: dict[str, float]
     provenance: dict[str, str]
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    components: dict[str, Any] | None = None
+    confusion: list[list[int]] | None = None
 
 
 def build(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:
     """The card of the run in `folder`. Every number comes from the plan, the ledger or a file."""
-    plan, recipe = run.plan, run.plan.recipe
     files = {name: sha256_of(folder / name) for name in COVERED_FILES if (folder / name).is_file()}
-    card: dict[str, Any] = {
-        "format": FORMAT,
-        "statement": run.guarantee.sentence(plan.delta),
-        "guarantee": {
-            "epsilon": number(run.guarantee.epsilon(plan.delta)),
-            "epsilon_lower": number(run.guarantee.epsilon_lower(plan.delta)),
-            "delta": plan.delta,
-            "accountant": run.guarantee.accountant,
-            "second_opinion": second_opinion(ledger, plan.delta, run.guarantee.accountant),
-            "adjacency": recipe.adjacency.value,
-            "unit": recipe.unit.name,
-            "trust": run.guarantee.trust,
-        },
-        "mechanism": {
-            "noise_multiplier": plan.noise_multiplier,
-            "stddev": plan.stddev,
-            "expected_batch": recipe.expected_batch,
-            "records": recipe.records,
-            "steps": recipe.steps,
-            "theorem": pairs.find(recipe.sampler.participation, recipe.strategy).theorem,
-        },
-        "plan": plan.to_json(),
-        "released": RELEASED,
+    facts: dict[str, Any] = {
         "steps_done": run.steps_done,
-        "utility": run.utility,
-        "caveats": list(run.guarantee.caveats),
+        "utility": run.utility or absent(NO_TEST),
+        "confusion": run.confusion or absent(NO_TEST if not run.utility else "the test data has no classes to confuse"),
+        "gradient_norms": absent(NO_NORMS),
+        "audit": absent(NO_AUDIT),
+        "components": run.components or absent("the run did not describe its model"),
+        "optimizer": run.optimizer or absent("the run did not describe its optimizer"),
         "provenance": run.provenance,
-        "ledger": {"head": ledger.head, "entries": len(ledger.bodies)},
         "files": files,
     }
-    return card | {"digest": digest(card)}
+    return sealed(claims(run.plan, ledger, facts, run.guarantee.caveats, run.guarantee.trust) | facts)
 
 
-def second_opinion(ledger: Ledger, delta: float, first: str) -> dict[str, Any]:
-    """Epsilon of the same ledger by an accountant that shares no code with the first: looser is expected, lower is an alarm."""
-    name = "pld" if first == "rdp" else "rdp"
-    try:
-        return {"accountant": name, "epsilon": number(ledger.guarantee(accounting.accountant(name)).epsilon(delta))}
-    except Unsupported as problem:
-        return {"accountant": name, "epsilon": None, "reason": str(problem)}
+def sealed(card: dict[str, Any]) -> dict[str, Any]:
+    """The card with its digest; checked against the schema."""
+    whole = card | {"digest": digest(card)}
+    schema.check(whole)
+    return whole
+
+
+def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str, ...], trust: str) -> dict[str, Any]:
+    """All that follows from plan and ledger, given the stated facts of the run."""
+    recipe = plan.recipe
+    bill = numbers.Bill(assumptions.sound_event(ledger), ledger.adjacency, plan.accountant, plan.delta)
+    fixed = facts["provenance"].get("seed") == FIXED_SEED
+    epsilon = numbers.epsilon(bill)
+    lower = numbers.epsilon_lower(bill)
+    shape = numbers.curve(bill.event, bill.adjacency, bill.accountant)
+    whole = Guarantee(shape, plan.accountant, ledger.adjacency, ledger.unit, trust, caveats)
+    return {
+        "format": FORMAT,
+        "statement": whole.sentence(plan.delta),
+        "guarantee": {
+            "epsilon": number(epsilon),
+            "epsilon_lower": absent(f"the {plan.accountant} accountant has no lower bound") if lower is None else number(lower),
+            "delta": plan.delta,
+            "accountant": plan.accountant,
+            "adjacency": recipe.adjacency.value,
+            "unit": recipe.unit.name,
+            "trust": trust,
+        },
+        "setting": {"model": trust, "words": words.SETTINGS[trust]},
+        "accesses": accesses.table(ledger, bill),
+        "released": RELEASED,
+        "unit": {
+            "name": recipe.unit.name,
+            "most_records": recipe.unit.most_records,
+            "meaning": words.unit_meaning(recipe.unit),
+            "protection": words.protection_of(recipe.unit),
+            "protection_words": words.PROTECTIONS[words.protection_of(recipe.unit)],
+        },
+        "adjacency": {"name": recipe.adjacency.value, "meaning": words.adjacency_meaning(recipe.adjacency)},
+        "accounting": {
+            "accountant": plan.accountant,
+            "words": ACCOUNTANTS.get(plan.accountant, f"the {plan.accountant} accountant"),
+            "theorem": pairs.find(recipe.sampler.participation, recipe.strategy).theorem,
+            "assumptions": assumptions.table(plan, ledger, fixed),
+            "sampling_note": assumptions.stated_note(ledger),
+            "without_amplification": assumptions.without_amplification(ledger, bill),
+        },
+        "formal": _formal(ledger, bill),
+        "tier": meaning.tier(epsilon, recipe.unit, recipe.adjacency),
+        "attacker": meaning.attacker(numbers.points(bill), recipe.unit),
+        "delta": _delta(plan),
+        "mechanism": _mechanism(plan),
+        "plan": plan.to_json(),
+        "caveats": list(caveats),
+        "warnings": _warnings(plan, ledger, facts, epsilon),
+        "ledger": {"head": ledger.head, "entries": len(ledger.bodies)},
+        "verification": {
+            "words": "dpfy is open source (Apache-2.0). `dpfy verify` on the run folder recomputes every number above from the "
+            "ledger, again with a second accountant, and checks the hashes of all files.",
+            "command": "dpfy verify RUN",
+        },
+    }
+
+
+ACCOUNTANTS = {
+    "tight": "privacy loss distributions, composed with proven upper and lower bounds on epsilon",
+    "pld": "privacy loss distributions (dp-accounting)",
+    "rdp": "Rényi differential privacy (dp-accounting)",
+    "monte-carlo": "Monte Carlo with a proven confidence, charged to delta",
+}
+
+
+def _formal(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
+    """The guarantee in every form: training alone, with tuning, as (epsilon, delta), rho-zCDP, mu-GDP and as a curve."""
+    training = numbers.epsilon(bill.of(assumptions.sound_part(ledger, "training")))
+    held: dict[str, Any] = {"training": {"epsilon": number(training), "delta": bill.delta}}
+    if accesses.of_kinds(ledger, "tuning"):
+        both = numbers.epsilon(bill.of(assumptions.sound_part(ledger, "training", "tuning")))
+        held["with_tuning"] = {"epsilon": number(both), "delta": bill.delta}
+    else:
+        held["with_tuning"] = absent("the ledger holds no tuning; if there was any on the private data, it is not covered")
+    ratio, epsilon = numbers.gaussian_ratio(bill.event, bill.adjacency), numbers.epsilon(bill)
+    why = "not every release is Gaussian, or nothing protects it: no finite value is known here"
+    note = ", at every epsilon; sampling cannot make it smaller" if numbers.amplified(bill.event) else ""
+    held["zcdp"] = absent(why) if ratio is None else {"rho": ratio**2 / 2, "words": f"rho-zCDP{note}"}
+    held["gdp"] = absent(why) if ratio is None else {"mu": ratio, "words": f"mu-GDP{note}"}
+    if math.isinf(epsilon) or epsilon <= 0:
+        held["gdp_equal"] = absent("epsilon is infinite or zero")
+    else:
+        held["gdp_equal"] = {
+            "mu": numbers.gaussian_equal(epsilon, bill.delta),
+            "words": "the Gaussian mechanism with the same epsilon at the stated delta: a comparison, not a claim",
+        }
+    curve = [{"epsilon": e, "delta": d} for e, d in numbers.points(bill)]
+    held["curve"] = curve or absent("epsilon is infinite")
+    return held
+
+
+def _delta(plan: Plan) -> dict[str, Any]:
+    records = plan.recipe.records
+    below = plan.delta * records < 1
+    return {
+        "value": plan.delta,
+        "one_over_records": 1 / records,
+        "share": plan.delta * records,
+        "words": f"delta is {plan.delta * records:.3g} times 1/n for n = {records:,}"
+        + ("" if below else ": at this size a mechanism may publish a random record in full and still be called private"),
+    }
+
+
+def _mechanism(plan: Plan) -> dict[str, Any]:
+    recipe = plan.recipe
+    encoded = plan.to_json()["recipe"]
+    return {
+        "noise_multiplier": plan.noise_multiplier,
+        "stddev": plan.stddev,
+        "clip_norm": number(recipe.clip.bound.l2),
+        "expected_batch": recipe.expected_batch,
+        "records": recipe.records,
+        "steps": recipe.steps,
+        "epochs": recipe.steps * recipe.expected_batch / recipe.records,
+        "sampling": encoded["sampler"],
+        "sampling_words": words.participation_words(recipe.sampler.participation),
+        "strategy": encoded["strategy"]["kind"],
+        "noise_on_average": plan.stddev / recipe.expected_batch,
+        "theorem": pairs.find(recipe.sampler.participation, recipe.strategy).theorem,
+    }
+
+
+def _warnings(plan: Plan, ledger: Ledger, facts: dict[str, Any], epsilon: float) -> list[str]:
+    """What a reader must not overlook, most serious first."""
+    found = []
+    if math.isinf(epsilon):
+        found.append("There is no differential privacy guarantee.")
+    elif epsilon > 10:
+        found.append("Epsilon is above 10: the formal guarantee alone is no evidence of anonymity.")
+    if plan.delta * plan.recipe.records >= 1:
+        found.append("Delta is not below one over the number of records.")
+    found += assumptions.warnings(plan, ledger)
+    if not accesses.of_kinds(ledger, "tuning"):
+        found.append("Tuning is not covered: if the private data guided any choice before this run, the true cost is higher.")
+    if facts["steps_done"] < plan.recipe.steps:
+        found.append(f"The run ended after {facts['steps_done']} of {plan.recipe.steps} steps; all of them are billed.")
+    return found
 
 
 def render(card: dict[str, Any]) -> bytes:
@@ -85,7 +214,14 @@ def render(card: dict[str, Any]) -> bytes:
 
 
 def write(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:
-    """Build the card and write privacy.json, whole or not at all."""
-    card = build(folder, run, ledger)
+    """Build the card and write privacy.json, whole or not at all, with report.html and report.md before it.
+
+    Guarantees: the files are functions of plan, ledger, metrics and run facts: written again after a crash, they are the same.
+    """
+    from dpfy.report import html, markdown
+
+    card = json.loads(render(build(folder, run, ledger)))  # as a reader will find it, keys in order
+    write_atomically(folder / html.NAME, html.render(card, html.extras(folder)).encode())
+    write_atomically(folder / markdown.NAME, markdown.render(card).encode())
     write_atomically(folder / NAME, render(card))
-    return card
+    return dict(card)

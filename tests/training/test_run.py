@@ -156,7 +156,7 @@ def test_a_finished_run_folder_is_safe_to_publish(tmp_path, monkeypatch):
     job.run(config.make({}, flags), tmp_path / "run", seed=9)
     files = sorted(p for p in (tmp_path / "run").rglob("*") if p.is_file())
     names = {"config.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "plan.json", "privacy.json"}
-    assert names <= {p.name for p in files} <= names | {"report.html"}
+    assert names <= {p.name for p in files} <= names | {"report.html", "report.md"}
     noise = draw({"w": torch.zeros(3, small.FEATURES)}, randomness, "noise", 0)["w"]
     needles = [
         randomness.secret,

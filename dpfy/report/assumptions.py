@@ -1,0 +1,121 @@
+"""What the accounting assumes, what was done, and whether they agree; and the guarantee without amplification beside it.
+
+dpfy samples by itself, so that the two agree by construction. Who forms batches elsewhere says so in the ledger, by
+``ledger.note("sampling", done="shuffled once, then read in order", most=EPOCHS)``; the headline is then the guarantee without
+amplification, with `most` (may be left out) bounding the steps in which one unit takes part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpfy.core import events, participation
+from dpfy.core.codec import number
+from dpfy.core.errors import DpfyError
+from dpfy.core.ledger import Ledger
+from dpfy.plan.recipe import Plan
+from dpfy.report import accesses, numbers
+from dpfy.report.words import absent, participation_words
+
+NOTE = "sampling"
+YES, NO, NEARLY = "yes", "no", "nearly"
+
+
+def foreign_sampling(ledger: Ledger) -> dict[str, Any] | None:
+    """The ledger's last word on batches that were not formed as the plan says; None if there is none."""
+    notes = [b for b in ledger.bodies if b["type"] == NOTE]
+    return notes[-1] if notes else None
+
+
+def stated_note(ledger: Ledger) -> dict[str, Any]:
+    """The same for the card: what it takes to compute the guarantee again from the card alone."""
+    foreign = foreign_sampling(ledger)
+    if foreign is None:
+        return absent("batches were formed by dpfy, as the plan says")
+    return {"done": str(foreign["done"])} | ({"most": foreign["most"]} if foreign.get("most") else {})
+
+
+def sound_event(ledger: Ledger) -> events.Event:
+    """What the ledger reserves, less any amplification that the sampling really done does not earn."""
+    return _composed(ledger, accesses.KINDS | {accesses.OTHER: ""})
+
+
+def sound_part(ledger: Ledger, *kinds: str) -> events.Event:
+    """The same for some kinds of access only."""
+    return _composed(ledger, kinds)
+
+
+def _composed(ledger: Ledger, kinds: Any) -> events.Event:
+    foreign = foreign_sampling(ledger)
+    parts = []
+    for permit in accesses.of_kinds(ledger, *kinds):
+        event = events.Repeated(permit.event, permit.uses)
+        if foreign and accesses.kind_of(permit.name) == "training":
+            inner = numbers.unsampled(permit.event, foreign.get("most"))
+            event = events.Repeated(inner, permit.uses)
+        parts.append(event)
+    return events.Composed(tuple(parts))
+
+
+def table(plan: Plan, ledger: Ledger, fixed_seed: bool) -> list[dict[str, str]]:
+    """Every assumption of the accounting, what was done, and whether it holds."""
+    recipe = plan.recipe
+    clip = recipe.clip.bound.l2
+    noise_done = (
+        "the seed was fixed for a test" if fixed_seed else "256 bits of operating system entropy, erased when the run ended"
+    )
+    return [
+        _sampling(plan, ledger),
+        _row("contribution", f"one unit adds at most the clip norm {clip:g} to a step", "every unit's gradient was clipped", YES),
+        _row("noise", "nobody can predict the noise", noise_done, NO if fixed_seed else YES),
+        _row("arithmetic", "noise is a real number drawn exactly", "noise is drawn and added in floating point", NEARLY),
+        _row(
+            "steps", "the number of steps was fixed before the data was read", "reserved in the ledger before the first step", YES
+        ),
+    ]
+
+
+def _sampling(plan: Plan, ledger: Ledger) -> dict[str, str]:
+    planned = participation_words(plan.recipe.sampler.participation)
+    foreign = foreign_sampling(ledger)
+    if foreign:
+        return _row("sampling", planned, str(foreign["done"]), NO)
+    if numbers.amplified(plan.event):
+        return _row("sampling", f"{planned}, kept secret", f"{planned}; drawn by dpfy from the run's own secret", YES)
+    return _row("sampling", f"nothing secret about who takes part when; {planned}", f"{planned}; formed by dpfy", YES)
+
+
+def _row(what: str, assumed: str, done: str, holds: str) -> dict[str, str]:
+    return {"what": what, "assumed": assumed, "done": done, "holds": holds}
+
+
+def without_amplification(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
+    """Epsilon of the whole ledger if it were known who took part in which step."""
+    reserved = ledger.event()
+    if not numbers.amplified(reserved):
+        return absent("no amplification by sampling is claimed: the stated epsilon holds for any order of the data")
+    foreign = foreign_sampling(ledger)
+    event = sound_event(ledger) if foreign else numbers.unsampled(reserved)
+    try:
+        value = numbers.epsilon(bill.of(event))
+    except DpfyError as problem:
+        return absent(f"it cannot be computed: {problem}")
+    most = foreign.get("most") if foreign else None
+    case = f"at most {most} steps" if most else "every step"
+    return {"epsilon": number(value), "delta": bill.delta, "words": f"if one unit took part in {case} and everybody knew when"}
+
+
+def warnings(plan: Plan, ledger: Ledger) -> list[str]:
+    """What a reader must know about the sampling of this run."""
+    if foreign := foreign_sampling(ledger):
+        return [
+            f"Batches were not drawn as the accounting would need for amplification ({foreign['done']}). The stated epsilon is the "
+            "one without amplification."
+        ]
+    pattern = plan.recipe.sampler.participation
+    if not isinstance(pattern, participation.Poisson):
+        return [
+            f"Batches were not Poisson samples ({participation_words(pattern)}). "
+            + ("The accounting is made for this pattern." if numbers.amplified(plan.event) else "No amplification is claimed.")
+        ]
+    return []

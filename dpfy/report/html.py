@@ -1,0 +1,122 @@
+"""report.html: the card as one page that needs nothing else: no network, no script, light and dark, phone and paper."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfy.report import figures, numbers, words
+from dpfy.report.figures import Axis, Series
+
+if TYPE_CHECKING:
+    import jinja2
+
+NAME = "report.html"
+METRICS, AUDIT = "metrics.jsonl", "audit.json"
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def extras(folder: Path) -> dict[str, Any]:
+    """What a run folder holds beside the card and the page shows: the rows of metrics.jsonl, and an audit made after the run."""
+    rows = []
+    if (folder / METRICS).is_file():
+        rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines() if line.strip()]
+    audit = json.loads((folder / AUDIT).read_text()) if (folder / AUDIT).is_file() else None
+    return {"metrics": rows, "audit": audit}
+
+
+def render(card: dict[str, Any], extra: dict[str, Any] | None = None) -> str:
+    """The page. A function of its arguments alone: the same card gives the same bytes."""
+    extra = extra or {"metrics": [], "audit": None}
+    audit = extra["audit"] or card["audit"]
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(card=card, audit=audit, pictures=pictures(card, extra["metrics"], audit), metrics=extra["metrics"])
+    )
+
+
+@lru_cache(maxsize=1)
+def environment() -> jinja2.Environment:
+    """The templates of this package; values are escaped."""
+    import jinja2
+
+    home = resources.files("dpfy.report").joinpath("templates")
+    made = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: home.joinpath(name).read_text()),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    made.filters |= {"up": words.up, "down": words.down, "power": power, "figure": figure, "percent_up": words.percent_up}
+    made.tests["absent"] = words.is_absent
+    return made
+
+
+def power(value: float | str) -> str:
+    """A small number as it is written by hand: 10⁻⁵, 3.2 × 10⁻⁶."""
+    if not isinstance(value, (int, float)) or not 0 < abs(value) < 0.01:
+        return figure(value)
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    mantissa = mantissa.rstrip("0").rstrip(".")
+    tail = "10" + str(int(exponent)).translate(SUPERSCRIPT)
+    return tail if mantissa == "1" else f"{mantissa} × {tail}"
+
+
+def figure(value: Any) -> str:
+    """A number for reading; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or value.is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.5g}" if abs(value) >= 1e-4 else power(value)
+
+
+def pictures(card: dict[str, Any], rows: list[dict[str, Any]], audit: dict[str, Any]) -> dict[str, Any]:
+    """Every picture of the page as SVG, or a typed absence."""
+    return {
+        "attacker": attack_picture(card, audit),
+        "epsilon": _over_steps(rows, "epsilon", "epsilon so far", "a", card["mechanism"]["steps"]),
+        "loss": _over_steps(rows, "test_loss", "loss on test data", "b", card["mechanism"]["steps"]),
+        "accuracy": _over_steps(rows, "test_accuracy", "accuracy on test data", "a", card["mechanism"]["steps"]),
+        "confusion": card["confusion"]
+        if words.is_absent(card["confusion"])
+        else figures.counts("Predicted against true class on public test data", card["confusion"], "predicted", "true"),
+    }
+
+
+def attack_picture(card: dict[str, Any], audit: dict[str, Any]) -> Any:
+    """True-positive against false-positive rate: what the curve allows, and what an audit found."""
+    curve = card["formal"]["curve"]
+    if words.is_absent(curve):
+        return words.absent("an attacker is not limited: " + curve[words.ABSENT])
+    pairs = tuple((row["epsilon"], row["delta"]) for row in curve)
+    rates = [k / 200 for k in range(201)]
+    reached = list(zip(rates, numbers.hit_rates(pairs, rates), strict=True))
+    found = [(p["false_positive_rate"], p["true_positive_rate"]) for p in audit.get("points", [])]
+    series = [
+        Series([(0, 0), *reached], "area", "a"),
+        Series([(0, 0), (1, 1)], "line", "quiet"),
+        Series([(0, 0), *reached], "line", "a"),
+        Series(found, "dots", "b"),
+    ]
+    title = "The most that any attacker can reach: share of members recognised against share of others accused"
+    return figures.chart(
+        title, series, Axis("wrongly accused (false positives)", 0, 1, True), Axis("recognised (true positives)", 0, 1, True)
+    )
+
+
+def _over_steps(rows: list[dict[str, Any]], key: str, label: str, tone: str, steps: int) -> Any:
+    points = [(float(r["step"]), float(r[key])) for r in rows if isinstance(r.get(key), (int, float)) and math.isfinite(r[key])]
+    if not points:
+        return words.absent(f"metrics.jsonl holds no finite {key}")
+    if key == "epsilon":
+        points = [(0.0, 0.0), *points]
+    high = 1.0 if key == "test_accuracy" else max(v for _, v in points) * 1.08 or 1.0
+    shapes = [Series(points, "line", tone)] + ([Series(points, "dots", tone)] if len(points) <= 3 else [])
+    return figures.chart(f"{label} over steps", shapes, Axis("step", 0, steps), Axis(label, 0, high, key == "test_accuracy"))

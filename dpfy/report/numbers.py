@@ -1,0 +1,130 @@
+"""The figures of a card, from events: curves, other forms of the guarantee, what an attacker can reach. Each is computed once a process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from dpfy import accounting
+from dpfy.accounting.gaussian import log_delta
+from dpfy.accounting.pairs import composition
+from dpfy.core import events
+from dpfy.core.errors import Unsupported
+from dpfy.core.guarantee import Curve
+from dpfy.core.unit import Adjacency
+
+GRID = tuple(k / 10 for k in range(13))
+"""Epsilons at which the curve is written down, in units of the stated epsilon."""
+
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Bill:
+    """An event, and how it is to be read: under which adjacency, by which accountant, at which delta."""
+
+    event: events.Event
+    adjacency: Adjacency
+    accountant: str
+    delta: float
+
+    def of(self, event: events.Event) -> Bill:
+        """The same question about another event."""
+        return replace(self, event=event)
+
+
+@lru_cache(maxsize=64)
+def curve(event: events.Event, adjacency: Adjacency, accountant: str) -> Curve:
+    """The privacy curve; accountants are stateless, so the answer is kept."""
+    return accounting.curve(event, adjacency=adjacency, accountant=accountant)
+
+
+@lru_cache(maxsize=256)
+def epsilon(bill: Bill) -> float:
+    """Upper bound on epsilon."""
+    return curve(bill.event, bill.adjacency, bill.accountant).epsilon(bill.delta)
+
+
+@lru_cache(maxsize=256)
+def epsilon_lower(bill: Bill) -> float | None:
+    """Lower bound on the exact epsilon, where the accountant has one."""
+    return curve(bill.event, bill.adjacency, bill.accountant).epsilon_lower(bill.delta)
+
+
+@lru_cache(maxsize=64)
+def points(bill: Bill) -> Points:
+    """The curve as (epsilon, delta) pairs, each of which holds: from epsilon 0 to a little beyond the stated one."""
+    top = epsilon(bill)
+    if math.isinf(top):
+        return ()
+    shape = curve(bill.event, bill.adjacency, bill.accountant)
+    held = {top: bill.delta} | {top * k: shape.delta(top * k) for k in GRID if k != 1}
+    return tuple(sorted(held.items()))
+
+
+def miss_rate(pairs: Points, false_positive_rate: float) -> float:
+    """The least share of members that any attacker overlooks at this false-positive rate (Kairouz et al. 2015, by each pair)."""
+    f = false_positive_rate
+    return max(
+        [0.0] + [max(1 - d - math.exp(min(e, 700.0)) * f, math.exp(-e) * (1 - d - f)) for e, d in pairs],
+    )
+
+
+def hit_rates(pairs: Points, false_positive_rates: Sequence[float]) -> list[float]:
+    """The largest share of members that any attacker recognises at each false-positive rate."""
+    return [1 - miss_rate(pairs, f) for f in false_positive_rates]
+
+
+def unsampled(event: events.Event, most: int | None = None) -> events.Event:
+    """The same releases if an attacker knew who took part: no amplification. `most` bounds the steps one unit takes part in."""
+    if isinstance(event, events.Repeated):
+        sampled = isinstance(event.event, (events.PoissonSampled, events.TruncatedPoissonGaussian))
+        return events.Repeated(unsampled(event.event), min(event.count, most) if most and sampled else event.count)
+    if isinstance(event, events.Composed):
+        return events.Composed(tuple(unsampled(e, most) for e in event.events))
+    if isinstance(event, (events.PoissonSampled, events.SampledWithoutReplacement)):
+        return unsampled(event.event)
+    if isinstance(event, events.SampledWithReplacement):  # one unit may be drawn every time: its contributions add up
+        inner, drawn = unsampled(event.event), event.sample_size
+        return events.Gaussian(inner.noise_multiplier / drawn) if isinstance(inner, events.Gaussian) else events.NotPrivate()
+    if isinstance(event, events.TruncatedPoissonGaussian):
+        return events.Gaussian(event.noise_multiplier)
+    if isinstance(event, events.BallsInBins):
+        return events.Gaussian(event.noise_multiplier / math.sqrt(max(row[j] for j, row in enumerate(event.gram))))
+    if isinstance(event, events.RepeatAndSelect):
+        return replace(event, event=unsampled(event.event))
+    return event
+
+
+def amplified(event: events.Event) -> bool:
+    """Whether the accounting of `event` relies on who took part being secret."""
+    return unsampled(event) != event
+
+
+def gaussian_ratio(event: events.Event, adjacency: Adjacency) -> float | None:
+    """mu of the Gaussian mechanism that dominates `event` at every epsilon; None where there is none.
+
+    Sampling cannot help here: far in the tail a sampled Gaussian is as revealing as the Gaussian itself, so neither rho-zCDP nor
+    mu-GDP at all epsilons can be smaller than without sampling.
+    """
+    try:
+        parts = composition(unsampled(event), adjacency)
+    except Unsupported:
+        return None
+    if parts.public or parts.releases:
+        return None
+    return math.sqrt(parts.gaussian) * (1 + 1e-12)
+
+
+@lru_cache(maxsize=64)
+def gaussian_equal(target: float, delta: float) -> float:
+    """mu of the Gaussian mechanism that has exactly this epsilon at this delta, rounded up: for comparison."""
+    low, high, goal = 0.0, 1.0, math.log(delta)
+    while log_delta(high, target) < goal:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if log_delta(middle, target) < goal else (low, middle)
+    return high

@@ -1,0 +1,131 @@
+"""The schema of privacy.json, shipped with the package and versioned, and a validator of the part of JSON Schema that it uses.
+
+Written here because a run must be able to end on a machine that has nothing but torch; the tests hold it against the jsonschema
+package, on whole cards and on damaged ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from dpfy.core.errors import Corrupt
+
+FORMAT = "dpfy-privacy-card-1"
+FILE = "privacy-card-1.json"
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+KNOWN = {"$schema", "$id", "$defs", "$ref", "title", "description", "type", "properties", "required", "additionalProperties",
+         "items", "minItems", "maxItems", "enum", "const", "pattern", "minLength", "minimum", "maximum", "exclusiveMinimum",
+         "exclusiveMaximum", "anyOf"}  # fmt: skip
+"""The keywords understood; the schema uses no other, and a test says so."""
+
+
+@lru_cache(maxsize=1)
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the current format."""
+    text = resources.files("dpfy.report").joinpath("schema", FILE).read_text()
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def check(card: Any) -> None:
+    """Raise `Corrupt`, naming the field, if `card` does not follow the schema."""
+    found = problem(card)
+    if found:
+        raise Corrupt("privacy.json", found)
+
+
+def problem(card: Any) -> str | None:
+    """The first thing in `card` that the schema does not allow, with its field; None if there is none."""
+    found = _first(card, schema(), "")
+    return f"{found[0] or 'the card'} {found[1]}" if found else None
+
+
+Problem = tuple[str, str] | None
+
+
+def _first(value: Any, rule: Any, place: str) -> Problem:
+    if rule is True or rule is False:
+        return None if rule else (place, "is not allowed")
+    if "$ref" in rule:
+        return _first(value, schema()["$defs"][rule["$ref"].removeprefix("#/$defs/")], place)
+    if "anyOf" in rule:
+        found = [_first(value, option, place) for option in rule["anyOf"]]
+        if all(found):
+            return max((f for f in found if f), key=lambda f: len(f[0]))
+    kind = rule.get("type")
+    if kind and not _is(value, kind):
+        return place, f"must be of type {kind}"
+    if "const" in rule and value != rule["const"]:
+        return place, f"must be {rule['const']!r}"
+    if "enum" in rule and value not in rule["enum"]:
+        return place, f"must be one of {', '.join(map(str, rule['enum']))}"
+    for test in (_text, _number, _object, _array):
+        if found_here := test(value, rule, place):
+            return found_here
+    return None
+
+
+def _is(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, TYPES[kind]) or (kind == "integer" and isinstance(value, float) and value.is_integer())
+
+
+def _text(value: Any, rule: dict[str, Any], place: str) -> Problem:
+    if not isinstance(value, str):
+        return None
+    if "pattern" in rule and not re.search(rule["pattern"], value):
+        return place, f"must match {rule['pattern']}"
+    return (place, "must not be empty") if len(value) < rule.get("minLength", 0) else None
+
+
+def _number(value: Any, rule: dict[str, Any], place: str) -> Problem:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    bounds = (
+        ("minimum", "at least", lambda v, b: v >= b),
+        ("maximum", "at most", lambda v, b: v <= b),
+        ("exclusiveMinimum", "above", lambda v, b: v > b),
+        ("exclusiveMaximum", "below", lambda v, b: v < b),
+    )
+    for name, words, holds in bounds:
+        if name in rule and not holds(value, rule[name]):
+            return place, f"must be {words} {rule[name]}"
+    return None
+
+
+def _object(value: Any, rule: dict[str, Any], place: str) -> Problem:
+    if not isinstance(value, dict):
+        return None
+    for name in rule.get("required", ()):
+        if name not in value:
+            return f"{place}.{name}".lstrip("."), "is missing"
+    fields, rest = rule.get("properties", {}), rule.get("additionalProperties", True)
+    for name, part in value.items():
+        if found := _first(part, fields.get(name, rest), f"{place}.{name}".lstrip(".")):
+            return found
+    return None
+
+
+def _array(value: Any, rule: dict[str, Any], place: str) -> Problem:
+    if not isinstance(value, list):
+        return None
+    if not rule.get("minItems", 0) <= len(value) <= rule.get("maxItems", len(value)):
+        return place, f"must have {rule.get('minItems', 0)} to {rule.get('maxItems', 'any number of')} items"
+    for n, part in enumerate(value):
+        if found := _first(part, rule.get("items", True), f"{place}.{n}"):
+            return found
+    return None
