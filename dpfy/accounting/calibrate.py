@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from dpfy.accounting import table
@@ -11,7 +12,7 @@ from dpfy.core.events import Event
 from dpfy.core.unit import Adjacency
 
 LEAST, MOST = 1e-3, 1e9
-TOLERANCE = 1e-5
+TOLERANCE = 4e-5
 
 
 def noise(
@@ -22,7 +23,7 @@ def noise(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     accountant: str = table.DEFAULT,
 ) -> float:
-    """The least noise multiplier, to a relative 1e-5, for which ``make_event(noise)`` is (epsilon, delta)-private.
+    """The least noise multiplier, to a relative 4e-5, for which ``make_event(noise)`` is (epsilon, delta)-private.
 
     Guarantees: the epsilon that `accountant` computes at the value returned is at most `epsilon`. An unreachable target raises
     `InvalidInput` and names the least epsilon that was reached.
@@ -38,32 +39,55 @@ def noise(
 
 
 def least(reached: Callable[[float], float], target: float, *, start: float) -> float:
-    """The least x, to a relative tolerance, with ``reached(x) <= target``, for a function that falls as x grows."""
-    low, high = _bracket(reached, target, start)
-    while high / low > 1 + TOLERANCE:
-        middle = (low * high) ** 0.5
-        if reached(middle) <= target:
-            high = middle
+    """The least x, to a relative tolerance, with ``reached(x) <= target``, for a function that falls as x grows.
+
+    Guarantees: the value returned was evaluated and is on the private side. Secant steps in logarithms, aimed just below the target
+    and kept inside a bracket, take few evaluations; where they stall, bisection takes over.
+    """
+    (low, above), (high, below) = _bracket(reached, target, start)
+    points = [(math.log(low), above), (math.log(high), below)]
+    for attempt in range(200):
+        if high / low <= 1 + TOLERANCE or below >= -TOLERANCE:
+            break
+        (x0, y0), (x1, y1) = points
+        middle = math.sqrt(low * high)
+        if math.isfinite(y0) and math.isfinite(y1) and y0 != y1 and attempt % 4 != 3:
+            guess = x1 + (-TOLERANCE / 2 - y1) * (x1 - x0) / (y1 - y0)
+            if math.log(low) < guess < math.log(high):
+                middle = math.exp(guess)
+        value = _gap(reached(middle), target)
+        points = [points[1], (math.log(middle), value)]
+        if value <= 0:
+            high, below = middle, value
         else:
-            low = middle
+            low, above = middle, value
     return high
 
 
-def _bracket(reached: Callable[[float], float], target: float, start: float) -> tuple[float, float]:
-    high = start
-    while (value := reached(high)) > target:
-        if high > MOST:
+def _gap(value: float, target: float) -> float:
+    """log(value / target), minus infinity for a value of zero."""
+    return math.log(value / target) if value > 0 else -math.inf
+
+
+def _bracket(reached: Callable[[float], float], target: float, start: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two points with the target between their values: (x, log value/target) above it and below it."""
+    x, gap = start, _gap(reached(start), target)
+    first_side = gap > 0
+    while True:
+        # Epsilon falls roughly as 1/noise, faster at the low end: a step a little beyond that guess brackets soon.
+        factor = math.exp(min(max(abs(gap), 0.2), 2.5)) if math.isfinite(gap) else 4.0
+        factor = 1.05 * factor if first_side else min(1.05 * factor, 1.6)
+        other = x * factor if first_side else x / factor
+        value = _gap(reached(other), target)
+        if (value > 0) != first_side:
+            return ((x, gap), (other, value)) if first_side else ((other, value), (x, gap))
+        if other > MOST:
             raise InvalidInput(
                 "epsilon",
                 target,
-                f"cannot be reached: noise {high:g} still gives epsilon {value:.4g}; ask for more epsilon or delta",
+                f"cannot be reached: noise {other:g} still gives epsilon {target * math.exp(min(value, 700)):.4g}; "
+                "ask for more epsilon or delta",
             )
-        high *= 4
-    low = high / 2
-    while reached(low) <= target:
-        if low < LEAST:
-            raise Unsupported(
-                f"a target as large as epsilon {target:g}", "it is reached by almost no noise; ask for a smaller epsilon"
-            )
-        low, high = low / 2, low
-    return low, high
+        if other < LEAST:
+            raise Unsupported(f"a target as large as epsilon {target:g}", "almost no noise reaches it; ask for a smaller epsilon")
+        x, gap = other, value

@@ -60,7 +60,11 @@ def of_group(event: Event, size: int) -> Event:
 
 def _binomial(size: int, rate: float) -> tuple[float, ...]:
     logs = [
-        math.lgamma(size + 1) - math.lgamma(k + 1) - math.lgamma(size - k + 1) + k * math.log(rate) + (size - k) * math.log1p(-rate)
+        math.lgamma(size + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(size - k + 1)
+        + k * math.log(rate)
+        + (size - k) * math.log1p(-rate)
         if 0 < rate < 1
         else (0.0 if k == (size if rate else 0) else -math.inf)
         for k in range(size + 1)

@@ -100,6 +100,10 @@ class Loss(Protocol):
     def cut(self) -> float:
         """The P-mass that was capped away."""
 
+    @property
+    def top(self) -> float:
+        """The largest finite loss, infinity if there is none or it is not known."""
+
     def capped(self, mass: float) -> Loss:
         """The same with outcomes of the largest losses left out, together of P-mass at most `mass`, which is noted in ``cut``."""
 
@@ -118,6 +122,11 @@ class Loss(Protocol):
 
 class Density:
     """A loss that grows with x, where P has a density in x."""
+
+    @property
+    def top(self) -> float:
+        """See `Loss`."""
+        return math.inf
 
     def density(self, x: Array) -> tuple[Array, Array]:
         """log of the density of P, and the loss, at x."""
@@ -225,6 +234,11 @@ class Atoms:
     def capped(self, mass: float) -> Atoms:
         """See `Loss`: nothing to cut."""
         return self
+
+    @property
+    def top(self) -> float:
+        """See `Loss`."""
+        return max(self.losses)
 
     def align(self, spacing: float, mean: float) -> tuple[float, float]:
         """See `Loss`. The spacing divides the gap between the extreme values; exact when all values are evenly spaced."""

@@ -21,7 +21,9 @@ def true_positive_rate(curve: Curve, false_positive_rate: float) -> float:
     best = 1.0
     for epsilon in GRID:
         delta = curve.delta(epsilon)
-        best = min(best, math.exp(epsilon) * false_positive_rate + delta, 1 - math.exp(-epsilon) * (1 - delta - false_positive_rate))
+        best = min(
+            best, math.exp(epsilon) * false_positive_rate + delta, 1 - math.exp(-epsilon) * (1 - delta - false_positive_rate)
+        )
         if epsilon > 2 and delta < 1e-12:
             break
     return min(1.0, max(best, false_positive_rate))

@@ -29,6 +29,11 @@ class LaplacePair(Density):
         """See `Loss`: the loss is bounded, nothing to cut."""
         return self
 
+    @property
+    def top(self) -> float:
+        """See `Loss`."""
+        return float(self._atoms()[0].max())
+
     def _ratio(self, t: Array) -> Array:
         with np.errstate(over="ignore"):
             near = np.log1p(self.rate * np.expm1(np.minimum(t, 1.0)))
@@ -119,6 +124,11 @@ class Mixture:
         parts = tuple((w, loss.capped(mass)) for w, loss in self.parts)
         return replace(self, parts=parts, cut=max(loss.cut for _, loss in parts))
 
+    @property
+    def top(self) -> float:
+        """See `Loss`."""
+        return max(loss.top for _, loss in self.parts)
+
     def nodes(self, s: float) -> tuple[Array, Array]:
         """See `Loss`."""
         rows = [(w, *loss.nodes(s)) for w, loss in self.parts]
@@ -157,6 +167,11 @@ class Fold:
         """See `Loss`."""
         above = self.above.capped(mass)
         return replace(self, above=above, cut=above.cut)
+
+    @property
+    def top(self) -> float:
+        """See `Loss`."""
+        return max(self.above.top, 0.0)
 
     def nodes(self, s: float) -> tuple[Array, Array]:
         """See `Loss`."""

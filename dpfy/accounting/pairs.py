@@ -184,7 +184,9 @@ def _poisson(leaf: ev.PoissonSampled, adjacency: Adjacency) -> Release:
     if isinstance(inner, ev.EpsilonDelta):
         # Balle, Barthe & Gaboardi 2018, Theorem 8.
         return _black_box(math.log1p(q * math.expm1(min(inner.epsilon, 700.0))), q * inner.delta)
-    raise Unsupported(f"Poisson sampling of {type(inner).__name__}", "sample a Gaussian or Laplace release, or use --accountant rdp")
+    raise Unsupported(
+        f"Poisson sampling of {type(inner).__name__}", "sample a Gaussian or Laplace release, or use --accountant rdp"
+    )
 
 
 def _above_zero(sigma: float, mean: float, q: float) -> tuple[float, float]:

@@ -46,6 +46,11 @@ class Sum:
         return -math.expm1(sum(count * math.log1p(-loss.infinity) for loss, count in self.parts))
 
     @property
+    def top(self) -> float:
+        """The largest finite loss, infinity if there is none."""
+        return sum(count * loss.top for loss, count in self.parts)
+
+    @property
     def cut(self) -> float:
         """A bound on the probability that some release was capped away."""
         return sum(count * loss.cut for loss, count in self.parts)
@@ -176,7 +181,9 @@ def _compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding) -
     phases = [_phase(loss, count, saddle, final, rounding, tail) for loss, count in total.parts]
     if len(phases) == 1:
         return compose(phases[0], tail, math.exp(min(saddle.excess, 40.0)))
-    return compose([piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail, math.exp(min(saddle.excess, 40.0)))
+    return compose(
+        [piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail, math.exp(min(saddle.excess, 40.0))
+    )
 
 
 def _onto(phase: list[tuple[Lattice, int]], final: float, rounding: Rounding, tail: float) -> list[tuple[Lattice, int]]:
@@ -210,7 +217,9 @@ def _levels(loss: Loss, count: int, saddle: Saddle, final: float) -> int:
     return levels
 
 
-def _tiers(loss: Loss, count: int, saddle: Saddle, spacing: float, final: float, smooth: bool) -> tuple[tuple[float, float, int], ...]:
+def _tiers(
+    loss: Loss, count: int, saddle: Saddle, spacing: float, final: float, smooth: bool
+) -> tuple[tuple[float, float, int], ...]:
     """Ranges of losses outside which coarser spacings change the sum by less than a tenth of what is allowed."""
     losses, log_weights = loss.nodes(saddle.tilt)
     exponent = log_weights + saddle.tilt * losses
@@ -239,9 +248,7 @@ def _smoothing(block: Lattice) -> int:
     return 1 if heaviest < 0.2 else min(1 << 40, math.ceil(math.log(0.03) / math.log(min(heaviest, 1 - 1e-12))))
 
 
-def _phase(
-    loss: Loss, count: int, saddle: Saddle, final: float, rounding: Rounding, tail: float
-) -> list[tuple[Lattice, int]]:
+def _phase(loss: Loss, count: int, saddle: Saddle, final: float, rounding: Rounding, tail: float) -> list[tuple[Lattice, int]]:
     """One loss `count` times, as blocks on one grid, the last one or (where it pays) a finer one: [(block, times), (rest, 1)]."""
     levels = _levels(loss, count, saddle, final)
     log_scale, mean, _ = loss.log_mgf(saddle.tilt)
@@ -335,9 +342,10 @@ class Reading:
         if delta <= self.infinity:
             return (math.nan, math.nan) if self.sign > 0 else (float(x[-1]), float(x[-1]))
         if not len(above):
-            low = float(x[0]) - 50.0 / (1 + self.tilt)
-            reached = self.sign < 0 and self.delta(low) > delta
-            return (float(x[0]), float(x[0])) if self.sign > 0 else (low, float(x[0])) if reached else (math.nan, math.nan)
+            if self.sign > 0:
+                return float(x[0]), float(x[0])
+            lows = [float(x[0]) - step / (1 + self.tilt) for step in (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)]
+            return next(((low, float(x[0])) for low in lows if self.delta(low) > delta), (math.nan, math.nan))
         at = int(above[-1])
         # One cell more on each side: the running sums place the crossing only up to their own round-off.
         high = float(x[min(at + 2, len(x) - 1)])

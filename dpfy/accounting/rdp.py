@@ -144,7 +144,11 @@ class ZcdpCurve:
 
     def delta(self, epsilon: float) -> float:
         """Upper bound on delta at `epsilon`."""
-        return 1.0 if math.isinf(self.rho) else to_delta(self._orders, self.rho * self._orders, check.nonnegative("epsilon", epsilon))
+        return (
+            1.0
+            if math.isinf(self.rho)
+            else to_delta(self._orders, self.rho * self._orders, check.nonnegative("epsilon", epsilon))
+        )
 
     def epsilon_lower(self, delta: float) -> float | None:
         """None: zCDP is an upper bound only."""

@@ -114,12 +114,14 @@ class TightCurve:
         (total, found), (rounding, sign) = self._found[k, delta], side
         lattice = compose_sum(total, found, final_spacing(total, found, TOLERANCE), rounding)
         if sign > 0:
-            return min(Reading(lattice, total.infinity + total.cut, 1).epsilon(delta), found.epsilon)
+            return min(Reading(lattice, total.infinity + total.cut, 1).epsilon(delta), found.epsilon, total.top)
         return Reading(lattice, total.infinity, -1).epsilon(delta)
 
     def _delta(self, whole: Sum, epsilon: float) -> float:
         if whole.infinity >= 1:
             return 1.0
+        if epsilon >= whole.top:
+            return whole.infinity * (1 + 1e-9)
         best, log_bound = chernoff(whole, epsilon)
         answer = min(1.0, whole.infinity + math.exp(min(0.0, log_bound)) * (1 + 1e-6))
         if log_bound < NEGLIGIBLE:

@@ -79,18 +79,34 @@ def selected_at(orders: Array, values: Array, mean: float, shape: float, hat: fl
 
 
 def random_trials(
-    event: Event, mean: float, shape: float, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, tight: bool = False
+    event: Event,
+    mean: float,
+    shape: float,
+    delta: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    tight: bool = False,
 ) -> float:
     """The epsilon of releasing the best of a random number of runs of `event`; `tight` uses the exact curve of one run."""
-    orders = np.asarray(ORDERS if tight else rdp.ORDERS)
-    values = rdp.divergences(event, adjacency, tuple(orders))
-    curve: Curve | None = Tight().curve(event, adjacency) if tight and math.isinf(shape) else None
-    total = selected(orders, values, mean, shape, curve.delta if curve is not None else None)
-    return rdp.to_epsilon(orders, total, check.inside_unit("delta", delta))
+    orders = np.asarray(rdp.ORDERS)
+    values = rdp.divergences(event, adjacency)
+    check.inside_unit("delta", delta)
+    if tight and math.isinf(shape):
+        return _poisson_tight(orders, values, mean, delta, Tight().curve(event, adjacency))
+    return rdp.to_epsilon(orders, selected(orders, values, mean, shape), delta)
 
 
-ORDERS = tuple(1 + 0.1 * 1.12**k for k in range(72))
-"""Orders for routes that start from exact curves: as fine as the default ones, and fewer."""
+def _poisson_tight(orders: Array, values: Array, mean: float, delta: float, curve: Curve) -> float:
+    """Theorem 6 with the exact curve, asked only at orders that can still win: its delta adds at least nothing."""
+    floor = values + math.log(mean) / (orders - 1)
+    least_possible = np.array([rdp.to_epsilon(orders[k : k + 1], floor[k : k + 1], delta) for k in range(len(orders))])
+    best = math.inf
+    for k in np.argsort(least_possible):
+        if least_possible[k] >= best:
+            break
+        total = floor[k] + mean * curve.delta(math.log1p(1 / (orders[k] - 1)))
+        best = min(best, rdp.to_epsilon(orders[k : k + 1], np.array([total]), delta))
+    return best
 
 
 def exponential(trials: int, failure: float, within: float) -> float:
@@ -133,8 +149,14 @@ def routes(
         "compose, rdp": (renyi.curve(everything, adjacency).epsilon(delta), "every run may be released"),
         "compose, tight": (tight.curve(everything, adjacency).epsilon(delta), "every run may be released"),
         "exponential mechanism": (selection, f"within {accuracy:.0%} of the best with probability {1 - failure:g}"),
-        "random trials, logarithmic (eta 0), rdp": (random_trials(event, mean, 0.0, delta, adjacency=adjacency), "often few trials"),
-        "random trials, geometric (eta 1), rdp": (random_trials(event, mean, 1.0, delta, adjacency=adjacency), "sometimes few trials"),
+        "random trials, logarithmic (eta 0), rdp": (
+            random_trials(event, mean, 0.0, delta, adjacency=adjacency),
+            "often few trials",
+        ),
+        "random trials, geometric (eta 1), rdp": (
+            random_trials(event, mean, 1.0, delta, adjacency=adjacency),
+            "sometimes few trials",
+        ),
         "random trials, Poisson, rdp": (random_trials(event, mean, math.inf, delta, adjacency=adjacency), "close to the mean"),
         "random trials, Poisson, tight": (
             random_trials(event, mean, math.inf, delta, adjacency=adjacency, tight=True),

@@ -1,42 +1,55 @@
-"""`dpfy account`: the epsilon of a training run described by its noise, sampling rate and steps."""
+"""`dpfy account`: the epsilon of a training run described by its noise, sampling rate and steps, or by a file of phases."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+ACCOUNTANT = typer.Option(help="How epsilon is computed: tight (default), rdp, pld, zcdp, gdp, advanced, basic.")
+ADJACENCY = typer.Option(help="Which change is hidden: add-or-remove-one, replace-one, zero-out.")
+SAMPLING = typer.Option(
+    help="How batches are formed: poisson, truncated-poisson, without-replacement, with-replacement, shuffled, fixed-order."
+)
+
 
 def account(
-    noise_multiplier: Annotated[float, typer.Option(help="Standard deviation of the noise, in units of the clip norm.")],
-    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta); well below 1/records.")],
-    sampling_rate: Annotated[float, typer.Option(help="Probability that one example is in a batch (Poisson sampling).")] = 1.0,
+    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta); keep it well below 1/records.")],
+    noise_multiplier: Annotated[float, typer.Option(help="Standard deviation of the noise in units of the clip norm.")] = -1.0,
+    sampling_rate: Annotated[float, typer.Option(help="Probability that one unit is in a batch.")] = 1.0,
     steps: Annotated[int, typer.Option(help="Number of noisy steps.")] = 1,
-    accountant: Annotated[str | None, typer.Option(help="How epsilon is computed.")] = None,
-    adjacency: Annotated[str, typer.Option(help="Which neighbour is hidden.")] = "add-or-remove-one",
+    sampling: Annotated[str, SAMPLING] = "poisson",
+    records: Annotated[int, typer.Option(help="Number of units (fixed-size sampling).")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Units in a batch (fixed-size sampling).")] = 0,
+    phases: Annotated[
+        Path | None, typer.Option(help="TOML file with [[phase]] tables: a schedule, or tuning and training.")
+    ] = None,
+    accountant: Annotated[str, ACCOUNTANT] = "tight",
+    adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
+    meaning: Annotated[bool, typer.Option(help="Also say what it means for an attacker.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print the epsilon that a training run costs."""
-    from dpfy import accounting
-    from dpfy.core.events import Gaussian, PoissonSampled, Repeated
-    from dpfy.core.unit import Adjacency
+    """Print the epsilon that a training run costs.
 
-    name, relation = accountant or accounting.DEFAULT, Adjacency.parse(adjacency)
-    event = Repeated(PoissonSampled(sampling_rate, Gaussian(noise_multiplier)), steps)
-    curve = accounting.curve(event, adjacency=relation, accountant=name)
-    answer = {"epsilon": accounting.epsilon(event, delta, adjacency=relation, accountant=name), "delta": delta}
-    lower = curve.epsilon_lower(delta)
-    if lower is not None:
-        answer["epsilon_lower"] = lower
-    rest = {
-        "accountant": name,
-        "adjacency": relation.value,
-        "noise_multiplier": noise_multiplier,
-        "sampling_rate": sampling_rate,
-        "steps": steps,
-    }
+    Example: dpfy account --noise-multiplier 1.0 --sampling-rate 0.005 --steps 200 --delta 1e-6
+    """
+    from dpfy.accounting.answers import account as answer
+    from dpfy.accounting.patterns import Training
+    from dpfy.accounting.phases import read
+    from dpfy.core.errors import InvalidInput
+
+    if phases is None and noise_multiplier < 0:
+        raise InvalidInput("--noise-multiplier", None, "is needed unless --phases names a file")
+    plan = (
+        read(phases) if phases is not None else [Training(noise_multiplier, sampling_rate, steps, sampling, records, batch_size)]
+    )
+    result = answer(plan, delta, accountant=accountant, adjacency=adjacency, meaning=meaning)
     if as_json:
-        print(json.dumps(answer | rest))
-    else:
-        print(f"epsilon {answer['epsilon']:.6g} at delta {delta:g} ({relation.value}, {name} accountant)")
+        print(json.dumps(result))
+        return
+    lower = f" (at least {result['epsilon_lower']:.6g})" if result.get("epsilon_lower") is not None else ""
+    print(f"epsilon {result['epsilon']:.6g}{lower} at delta {delta:g} ({result['adjacency']}, {result['accountant']} accountant)")
+    for line in (*result["assumptions"], *result.get("meaning", ())):
+        print(f"  {line}")

@@ -1,4 +1,4 @@
-"""`dpfy calibrate`: the least noise that reaches a target epsilon."""
+"""`dpfy calibrate`: the least noise, or the largest batch or number of steps, that reaches a target epsilon."""
 
 from __future__ import annotations
 
@@ -7,43 +7,42 @@ from typing import Annotated
 
 import typer
 
+from dpfy.cli.account import ACCOUNTANT, ADJACENCY, SAMPLING
+
 
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="The target epsilon.")],
     delta: Annotated[float, typer.Option(help="The target delta.")],
-    sampling_rate: Annotated[float, typer.Option(help="Probability that one example is in a batch (Poisson sampling).")] = 1.0,
+    sampling_rate: Annotated[float, typer.Option(help="Probability that one unit is in a batch.")] = 1.0,
     steps: Annotated[int, typer.Option(help="Number of noisy steps.")] = 1,
-    accountant: Annotated[str | None, typer.Option(help="How epsilon is computed.")] = None,
-    adjacency: Annotated[str, typer.Option(help="Which neighbour is hidden.")] = "add-or-remove-one",
+    noise_multiplier: Annotated[float, typer.Option(help="Fixed noise, when --solve asks for something else.")] = 0.0,
+    solve: Annotated[str, typer.Option(help="What to find: noise, steps or batch-size.")] = "noise",
+    sampling: Annotated[str, SAMPLING] = "poisson",
+    records: Annotated[int, typer.Option(help="Number of units (fixed-size sampling, batch size).")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Units in a batch (fixed-size sampling).")] = 0,
+    accountant: Annotated[str, ACCOUNTANT] = "tight",
+    adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print the least noise multiplier that reaches a target epsilon."""
-    from dpfy import accounting
-    from dpfy.core.events import Event, Gaussian, PoissonSampled, Repeated
-    from dpfy.core.unit import Adjacency
+    """Print the least noise multiplier that reaches a target epsilon.
 
-    name, relation = accountant or accounting.DEFAULT, Adjacency.parse(adjacency)
+    Example: dpfy calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.05 --steps 200
+    """
+    from dpfy.accounting import answers, planning
+    from dpfy.accounting.patterns import Training
+    from dpfy.core import check
 
-    def make(noise: float) -> Event:
-        return Repeated(PoissonSampled(sampling_rate, Gaussian(noise)), steps)
-
-    noise = accounting.calibrate.noise(make, epsilon, delta, adjacency=relation, accountant=name)
-    reached = accounting.epsilon(make(noise), delta, adjacency=relation, accountant=name)
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "noise_multiplier": noise,
-                    "epsilon": reached,
-                    "delta": delta,
-                    "accountant": name,
-                    "adjacency": relation.value,
-                    "sampling_rate": sampling_rate,
-                    "steps": steps,
-                }
-            )
-        )
+    check.one_of("solve", solve, ("noise", "steps", "batch-size"))
+    if solve == "noise":
+        plan = Training(1.0, sampling_rate, steps, sampling, records, batch_size)
+        result = answers.calibrate(plan, epsilon, delta, accountant=accountant, adjacency=adjacency)
+        text = f"noise multiplier {result['noise_multiplier']:.6g} gives epsilon {result['epsilon']:.6g} at delta {delta:g}"
+    elif solve == "steps":
+        found = planning.steps(epsilon, noise_multiplier, sampling_rate, delta, accountant=accountant)
+        result = {"steps": found, "target_epsilon": epsilon, "delta": delta, "noise_multiplier": noise_multiplier}
+        text = f"{found} steps stay within epsilon {epsilon:g} at delta {delta:g}"
     else:
-        print(
-            f"noise multiplier {noise:.6g} gives epsilon {reached:.6g} at delta {delta:g} ({relation.value}, {name} accountant)"
-        )
+        found = planning.batch_size(epsilon, noise_multiplier, steps, delta, records=records, accountant=accountant)
+        result = {"batch_size": found, "target_epsilon": epsilon, "delta": delta, "noise_multiplier": noise_multiplier}
+        text = f"batches of {found} (expected) stay within epsilon {epsilon:g} at delta {delta:g}"
+    print(json.dumps(result) if as_json else text)

@@ -1,0 +1,99 @@
+"""The answers that the command line prints, as plain dictionaries: no printing here, no computing there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dpfy.accounting import calibrate as search
+from dpfy.accounting import table
+from dpfy.accounting.patterns import Training
+from dpfy.core import check
+from dpfy.core.errors import DpfyError, InvalidInput
+from dpfy.core.events import Composed, Event
+from dpfy.core.unit import Adjacency
+
+
+def account(
+    plan: Sequence[Training],
+    delta: float,
+    *,
+    accountant: str = table.DEFAULT,
+    adjacency: str = "add-or-remove-one",
+    meaning: bool = False,
+) -> dict[str, Any]:
+    """Epsilon of a plan at `delta`, with its lower bound where there is one, assumptions and (on request) meaning.
+
+    Guarantees: a finite upper bound, or an error; never NaN and never a silent infinity.
+    """
+    relation = Adjacency.parse(adjacency)
+    check.inside_unit("delta", delta)
+    claims = [phase.claim() for phase in plan]
+    event = claims[0].event if len(claims) == 1 else Composed(tuple(claim.event for claim in claims))
+    curve = table.accountant(accountant).curve(event, relation)
+    epsilon = curve.epsilon(delta)
+    if math.isinf(epsilon):
+        raise InvalidInput("noise_multiplier", 0, "gives no differential privacy at all: epsilon is infinite")
+    answer: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "accountant": accountant, "adjacency": relation.value}
+    lower = curve.epsilon_lower(delta)
+    if lower is not None:
+        answer["epsilon_lower"] = lower
+    if len(plan) == 1:
+        only = plan[0]
+        answer |= {
+            "noise_multiplier": only.noise_multiplier,
+            "sampling_rate": only.sampling_rate,
+            "steps": only.steps,
+            "sampling": only.sampling,
+        }
+    else:
+        answer["phases"] = len(plan)
+    answer["assumptions"] = list(dict.fromkeys(line for claim in claims for line in claim.assumptions))
+    if meaning:
+        from dpfy.accounting.meaning import meaning as explain
+
+        answer["meaning"] = explain(curve, delta).sentences()
+    return answer
+
+
+def calibrate(
+    plan: Training, epsilon: float, delta: float, *, accountant: str = table.DEFAULT, adjacency: str = "add-or-remove-one"
+) -> dict[str, Any]:
+    """The least noise for a target, everything else of `plan` fixed. Guarantees: the epsilon reported is at most the target."""
+    from dataclasses import replace
+
+    relation = Adjacency.parse(adjacency)
+
+    def make(noise: float) -> Event:
+        return replace(plan, noise_multiplier=noise).claim().event
+
+    noise = search.noise(make, epsilon, delta, adjacency=relation, accountant=accountant)
+    reached = account([replace(plan, noise_multiplier=noise)], delta, accountant=accountant, adjacency=adjacency)
+    return {"noise_multiplier": noise, "target_epsilon": epsilon} | {k: v for k, v in reached.items() if k != "noise_multiplier"}
+
+
+def bounds(plan: Sequence[Training], delta: float, adjacency: str = "add-or-remove-one") -> list[dict[str, Any]]:
+    """Every accountant's epsilon for a plan, tightest first; those that do not apply say why."""
+    relation = Adjacency.parse(adjacency)
+    event = Composed(tuple(phase.claim().event for phase in plan))
+    rows: list[dict[str, Any]] = []
+    for name in table.TABLE:
+        route = table.accountant(name)
+        try:
+            curve = route.curve(event, relation)
+            row: dict[str, Any] = {"accountant": name, "epsilon": curve.epsilon(delta), "kind": "upper bound"}
+        except DpfyError as error:
+            row = {"accountant": name, "epsilon": None, "kind": "does not apply", "why": str(error)}
+        else:
+            if name == "tight" and (lower := curve.epsilon_lower(delta)) is not None:
+                rows.append({"accountant": "tight (lower)", "epsilon": lower, "kind": "lower bound"})
+        rows.append(row)
+    if len(plan) == 1 and plan[0].sampling == "poisson" and plan[0].noise_multiplier > 0 and plan[0].sampling_rate > 0:
+        from dpfy.accounting import gaussian, gdp
+
+        mu = gdp.clt_mu(plan[0].sampling_rate, plan[0].noise_multiplier, max(plan[0].steps, 1))
+        rows.append(
+            {"accountant": "central limit", "epsilon": gaussian.epsilon(mu, delta), "kind": "approximation, no guarantee"}
+        )
+    return sorted(rows, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])

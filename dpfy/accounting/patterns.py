@@ -1,0 +1,112 @@
+"""How batches are formed, and what may be claimed for it: the guide's Table 3 as data.
+
+A pattern turns noise, rate and steps into an event and the assumptions under which the event describes what was run. Where no
+amplification is proven, none is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpfy.core import check
+from dpfy.core import events as ev
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.events import Event
+from dpfy.core.unit import Adjacency
+
+PATTERNS = ("poisson", "truncated-poisson", "without-replacement", "with-replacement", "shuffled", "fixed-order")
+FIXED_SIZE = ("truncated-poisson", "without-replacement", "with-replacement")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An event together with what it takes for granted."""
+
+    event: Event
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Noisy steps on sampled batches: all that a pattern needs. `records` and `batch_size` matter for fixed-size patterns only."""
+
+    noise_multiplier: float
+    sampling_rate: float = 1.0
+    steps: int = 1
+    sampling: str = "poisson"
+    records: int = 0
+    batch_size: int = 0
+
+    def __post_init__(self) -> None:
+        check.one_of("sampling", self.sampling, PATTERNS)
+        check.nonnegative("noise_multiplier", self.noise_multiplier)
+        check.fraction("sampling_rate", self.sampling_rate)
+        check.integer("steps", self.steps, least=0)
+
+    def claim(self) -> Claim:
+        """The event of the whole training and its assumptions."""
+        if self.noise_multiplier == 0:
+            return Claim(ev.NotPrivate() if self.steps and self.sampling_rate else ev.Nothing(), ("no noise is added",))
+        if self.sampling in ("shuffled", "fixed-order"):
+            return self._passes()
+        return Claim(ev.Repeated(self._step(), self.steps), self._assumptions())
+
+    def _step(self) -> Event:
+        noise = ev.Gaussian(self.noise_multiplier)
+        if self.sampling == "poisson":
+            return ev.PoissonSampled(self.sampling_rate, noise)
+        if not self.records or not self.batch_size:
+            raise InvalidInput("records, batch-size", (self.records, self.batch_size), f"are needed for {self.sampling} sampling")
+        if self.sampling == "truncated-poisson":
+            return ev.TruncatedPoissonGaussian(self.records, self.sampling_rate, self.batch_size, self.noise_multiplier)
+        if self.sampling == "without-replacement":
+            return ev.SampledWithoutReplacement(self.records, self.batch_size, noise)
+        return ev.SampledWithReplacement(self.records, self.batch_size, noise)
+
+    def _passes(self) -> Claim:
+        """Each unit takes part once a pass: no amplification, the bill of its own steps."""
+        passes = math.ceil(self.steps * self.sampling_rate - 1e-9)
+        how = "a random order" if self.sampling == "shuffled" else "a fixed order"
+        return Claim(
+            ev.Repeated(ev.Gaussian(self.noise_multiplier), passes),
+            (
+                f"every unit takes part in at most {passes} of the {self.steps} steps ({how}, one batch a pass)",
+                "no amplification by sampling or shuffling is claimed",
+            ),
+        )
+
+    def _assumptions(self) -> tuple[str, ...]:
+        return {
+            "poisson": ("at every step each unit is in the batch independently with the sampling rate",),
+            "truncated-poisson": ("batches are Poisson samples of which at most batch-size units are kept, uniformly chosen",),
+            "without-replacement": ("every batch is a fresh uniform subset of exactly batch-size units",),
+            "with-replacement": ("every batch is batch-size independent uniform draws",),
+        }[self.sampling]
+
+
+@dataclass(frozen=True)
+class ConvexConditions:
+    """What amplification by iteration needs; whoever constructs it declares each to hold."""
+
+    losses_are_convex: bool
+    losses_are_smooth: bool
+    learning_rate_at_most_2_over_smoothness: bool
+    only_the_last_model_is_released: bool
+
+    def missing(self) -> list[str]:
+        """The conditions that were not declared."""
+        return [name.replace("_", " ") for name, value in vars(self).items() if not value]
+
+
+def by_iteration(noise_multiplier: float, later_steps: int, adjacency: Adjacency, conditions: ConvexConditions) -> Event:
+    """The event of one step that is followed by `later_steps` noisy contractive steps, when only the last model is seen.
+
+    Feldman, Mironov, Talwar & Thakurta 2018, Theorem 23: the Rényi divergence of the step is divided by later_steps + 1.
+    A condition that is not declared raises `Unsupported`.
+    """
+    if missing := conditions.missing():
+        raise Unsupported(f"amplification by iteration without: {', '.join(missing)}", "declare them, or bill the step in full")
+    move = 2 if adjacency is Adjacency.REPLACE_ONE else 1
+    full = (move / check.positive("noise_multiplier", noise_multiplier)) ** 2 / 2
+    return ev.Zcdp(full / (check.integer("later_steps", later_steps, least=0) + 1))
