@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpfy.core import participation as patterns
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise.series import width
 
 if TYPE_CHECKING:
@@ -39,6 +39,12 @@ def capped(most: int, separation: int, steps: int) -> int:
     return min(most, -(-steps // separation))
 
 
+def check_length(pattern: patterns.Participation, steps: int) -> None:
+    """Balls-in-bins is accounted for whole epochs: the sensitivity of another run would be that of another release."""
+    if isinstance(pattern, patterns.BallsInBins) and steps != pattern.bins * pattern.epochs:
+        raise InvalidInput("steps", steps, f"must be {pattern.epochs} epochs of {pattern.bins} bins")
+
+
 def toeplitz(coefficients: Vector, pattern: patterns.Participation, steps: int) -> float:
     """Sensitivity of the lower-triangular Toeplitz matrix with this first column under `pattern`.
 
@@ -47,6 +53,7 @@ def toeplitz(coefficients: Vector, pattern: patterns.Participation, steps: int) 
     or no more bands than the period. Separated: no more bands than the separation, or non-negative non-increasing coefficients
     (Kalinin & Lampert 2024, theorem 2). Everything else raises.
     """
+    check_length(pattern, steps)
     c = np.asarray(coefficients, dtype=np.float64)[:steps]
     bands = width(c)
     if isinstance(pattern, patterns.SinglePass):
@@ -135,6 +142,7 @@ def dense(matrix: Matrix, pattern: patterns.Participation) -> float:
     to look at all of them. Everything else raises.
     """
     steps = matrix.shape[1]
+    check_length(pattern, steps)
     gram = matrix.T @ matrix
     longest = up(math.sqrt(float(gram.diagonal().max())))
     if isinstance(pattern, patterns.SinglePass):

@@ -7,34 +7,110 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dpfy.core import events, participation
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise import strategy
+from dpfy.noise.banded import Banded, NormalisedBanded
+from dpfy.noise.blt import Blt
+from dpfy.noise.dense import Dense
+from dpfy.noise.inverse import InverseBanded
+from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.tree import Tree
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One proven pair: the event of the whole run given the noise multiplier and the number of steps, and the proof."""
+    """One proven pair: the event of the whole run given noise multiplier, pattern, strategy and steps, and the proof."""
 
-    event: Callable[[float, participation.Participation, int], events.Event]
+    event: Callable[[float, participation.Participation, strategy.Strategy, int], events.Event]
     theorem: str
 
 
-def _poisson_identity(noise_multiplier: float, pattern: participation.Participation, steps: int) -> events.Event:
-    if not isinstance(pattern, participation.Poisson):
-        raise TypeError(f"expected Poisson participation, got {pattern!r}")
-    one = events.Gaussian(noise_multiplier)
+def _poisson(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+    assert isinstance(pattern, participation.Poisson)
+    noise.sensitivity(pattern, steps)  # more than one band has no proof: it raises
+    one = events.Gaussian(multiplier)
     step = one if pattern.rate == 1 else events.PoissonSampled(pattern.rate, one)
     return events.Repeated(step, steps)
 
 
+def _gaussian(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+    """One release of the whole stream. A run cut short has released less, so the bill does not depend on the steps made."""
+    if (
+        isinstance(pattern, (participation.FixedOrder, participation.Reshuffled))
+        and steps > pattern.steps_per_epoch * pattern.epochs
+    ):
+        raise InvalidInput("steps", steps, f"must be at most {pattern.epochs} epochs of {pattern.steps_per_epoch} steps")
+    return events.Gaussian(multiplier)
+
+
+def _cyclic(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+    assert isinstance(pattern, participation.CyclicPoisson)
+    one = events.Gaussian(multiplier)
+    rounds = -(-steps // pattern.cycle)
+    return events.Repeated(one if pattern.rate == 1 else events.PoissonSampled(pattern.rate, one), rounds)
+
+
+def _bins(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+    """The inner products of the bins' responses over all epochs of the pattern, however many steps were made."""
+    assert isinstance(pattern, participation.BallsInBins)
+    return events.BallsInBins(multiplier, bins_gram(noise, pattern))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=8)
+def bins_gram(noise: strategy.Strategy, pattern: participation.BallsInBins) -> tuple[tuple[float, ...], ...]:
+    """Inner products of the responses C u_j of the bins, in units of the squared sensitivity, rounding errors below zero cut off."""
+    import numpy as np
+
+    steps = pattern.bins * pattern.epochs
+    encoder = noise.encoder(steps)  # type: ignore[attr-defined]
+    responses = np.stack([encoder[:, j :: pattern.bins].sum(axis=1) for j in range(pattern.bins)])
+    gram = np.maximum(responses @ responses.T, 0) / noise.sensitivity(pattern, steps) ** 2
+    return tuple(tuple(float(v) for v in row) for row in gram)
+
+
+STREAM = (
+    "The whole noisy stream C G + Z is one Gaussian release of the strategy's sensitivity under the participation pattern, also when "
+    "gradients depend on earlier outputs, C being lower-triangular (Denisov et al. 2022, theorem 2.1); "
+)
+EXACT = {
+    participation.SinglePass: "each unit meets one column of C.",
+    participation.FixedOrder: "exact for columns with non-negative inner products (Choquette-Choo et al. 2022).",
+    participation.Separated: "exact for at most as many bands as the separation (Choquette-Choo et al. 2023) and for non-negative "
+    "non-increasing Toeplitz matrices (Kalinin & Lampert 2024, theorem 2).",
+    participation.Reshuffled: "every tree node counts the epochs that touch it, maximised over all orders.",
+}
+CORRELATED = (Banded, NormalisedBanded, InverseBanded, Blt, SquareRoot, Dense)
+AMPLIFIED = (
+    "At most as many bands as the cycle: a unit's participations in different rounds do not overlap, and the stream is dominated by one "
+    "Poisson-subsampled Gaussian a round (Choquette-Choo et al. 2023, theorem 4)."
+)
+BINS = (
+    "The release with the unit is a mixture over its secret bin of Gaussians, without it one Gaussian; for non-negative C this pair "
+    "dominates adaptively (Chua et al. 2024; Choquette-Choo et al. 2024). Its curve is computed by Monte Carlo, with proven confidence."
+)
+SAMPLED = (
+    "Each step is a Poisson-subsampled Gaussian mechanism of sensitivity one clip norm; steps compose adaptively "
+    "(Abadi et al. 2016; Mironov, Talwar & Zhang 2019)."
+)
+
 PAIRS: dict[tuple[type, type], Pair] = {
-    (participation.Poisson, strategy.Identity): Pair(
-        _poisson_identity,
-        "Each step is a Poisson-subsampled Gaussian mechanism of sensitivity one clip norm; steps compose adaptively "
-        "(Abadi et al. 2016; Mironov, Talwar & Zhang 2019).",
-    ),
+    (participation.Poisson, strategy.Identity): Pair(_poisson, SAMPLED),
+    (participation.Poisson, Banded): Pair(_poisson, SAMPLED + " One band only."),
+    (participation.CyclicPoisson, Banded): Pair(_cyclic, AMPLIFIED),
+    (participation.CyclicPoisson, NormalisedBanded): Pair(_cyclic, AMPLIFIED),
+    (participation.SinglePass, Tree): Pair(_gaussian, STREAM + EXACT[participation.SinglePass]),
+    (participation.FixedOrder, Tree): Pair(_gaussian, STREAM + EXACT[participation.FixedOrder]),
+    (participation.Reshuffled, Tree): Pair(_gaussian, STREAM + EXACT[participation.Reshuffled]),
+    (participation.Reshuffled, Banded): Pair(_gaussian, STREAM + "one band: participations never overlap."),
+    **{
+        (pattern, kind): Pair(_gaussian, STREAM + EXACT[pattern])
+        for pattern in (participation.SinglePass, participation.FixedOrder, participation.Separated)
+        for kind in CORRELATED
+    },
+    **{(participation.BallsInBins, kind): Pair(_bins, BINS) for kind in CORRELATED},
 }
 
 
@@ -44,8 +120,9 @@ def find(pattern: participation.Participation, noise: strategy.Strategy) -> Pair
     if pair is None:
         near = [f"{p.__name__} with {s.__name__}" for p, s in PAIRS if p is type(pattern) or s is type(noise)]
         known = near or [f"{p.__name__} with {s.__name__}" for p, s in PAIRS]
+        hint = "use cyclic Poisson sampling for correlated noise; " if isinstance(pattern, participation.Poisson) else ""
         raise Unsupported(
-            f"{type(pattern).__name__} participation with {type(noise).__name__} noise", f"proven: {', '.join(known)}"
+            f"{type(pattern).__name__} participation with {type(noise).__name__} noise", f"{hint}proven: {', '.join(known)}"
         )
     return pair
 
@@ -53,4 +130,4 @@ def find(pattern: participation.Participation, noise: strategy.Strategy) -> Pair
 def event(noise_multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
     """What a run of `steps` releases. Noise zero is a release without protection, never an infinite multiplier in disguise."""
     pair = find(pattern, noise)
-    return events.NotPrivate() if noise_multiplier == 0 else pair.event(noise_multiplier, pattern, steps)
+    return events.NotPrivate() if noise_multiplier == 0 else pair.event(noise_multiplier, pattern, noise, steps)
