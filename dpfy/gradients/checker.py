@@ -67,6 +67,7 @@ def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
     channels = norm.num_features
     groups = max(k for k in range(1, min(MOST_GROUPS, channels) + 1) if channels % k == 0)
     made = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
+    made.replaces = type(norm).__name__  # type: ignore[assignment]  # the card says which layers were replaced
     if norm.affine:
         made.weight, made.bias = norm.weight, norm.bias
     return made.train(norm.training)
@@ -115,7 +116,9 @@ def _watched(model: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> _Run:
             handle.remove()
     for name, b in model.named_buffers():
         if name not in before or not torch.equal(torch.nan_to_num(before[name]), torch.nan_to_num(b)):
-            raise Unsupported(f"{name}: a buffer that changes in training", "it would carry data without noise: remove or freeze it")
+            raise Unsupported(
+                f"{name}: a buffer that changes in training", "it would carry data without noise: remove or freeze it"
+            )
     return run
 
 

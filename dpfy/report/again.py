@@ -18,6 +18,8 @@ from dpfy.report import assumptions, numbers
 from dpfy.report import card as cards
 
 TOLERANCE = 1e-6
+APART = 1.05
+TIGHT = ("tight", "pld")
 TRUST = "central"
 PROSE = {"statement", "words", "meaning", "why", "sentences", "theorem", "assumed", "done", "released", "command", "absent", "warnings",
          "protection_words", "sampling_words"}  # fmt: skip
@@ -70,31 +72,51 @@ def _short(value: Any) -> str:
 
 
 def second_opinion(plan: Plan, ledger: Ledger, card: dict[str, Any]) -> tuple[str | None, str]:
-    """What contradicts the card in the eyes of dp-accounting, and what it found: RDP, or PLD where the card itself used RDP.
+    """What contradicts the card in the eyes of dp-accounting, and what it found.
 
-    RDP gives larger epsilons than PLD; a stated epsilon above RDP's, or below a PLD's where it was computed by RDP, is an alarm.
+    Its RDP is an upper bound that a tight accountant must not exceed; its PLD must not exceed what a looser accountant states. Where
+    only RDP has an answer for a claim made by RDP, the two may differ by their orders, not by more than `APART`.
     """
-    name = "pld" if plan.accountant == "rdp" else "rdp"
-    stated = {
+    found = []
+    for place, (claim, event) in _claimed(ledger, card).items():
+        if "epsilon" not in claim:
+            continue
+        value = _value(claim["epsilon"])
+        try:
+            name, second = _opinion(plan, event, ledger.adjacency)
+        except (Unsupported, ImportError) as reason:
+            return None, f"has no answer for this run ({reason})"
+        if _contradicts(plan.accountant, name, value, second):
+            return f"privacy.json {place}.epsilon says {value:.6g}, {name} gives {second:.6g}: one of them is wrong", ""
+        found.append(f"{place} {second:.4g} by {name} ({value:.4g} stated)")
+    return None, f"dp-accounting: {', '.join(found)}"
+
+
+def _claimed(ledger: Ledger, card: dict[str, Any]) -> dict[str, tuple[dict[str, Any], events.Event]]:
+    """Every epsilon of the card with the event it is about."""
+    return {
         "guarantee": (card["guarantee"], assumptions.sound_event(ledger)),
         "formal.training": (card["formal"]["training"], assumptions.sound_part(ledger, "training")),
         "formal.with_tuning": (card["formal"]["with_tuning"], assumptions.sound_part(ledger, "training", "tuning")),
         "accounting.without_amplification": (card["accounting"]["without_amplification"], _known(ledger)),
     }
-    seen = []
-    for place, (claim, event) in stated.items():
-        if "epsilon" not in claim:
-            continue
-        value = _value(claim["epsilon"])
-        try:
-            second = _peer(name, event, ledger.adjacency, plan.delta)
-        except (Unsupported, ImportError) as reason:
-            return None, f"has no answer for this run ({reason})"
-        high, low = (second, value) if name == "rdp" else (value, second)
-        if high < low * (1 - TOLERANCE):
-            return f"privacy.json {place}.epsilon says {value:.6g}, {name} gives {second:.6g}: one of them is wrong", ""
-        seen.append(f"{place} {second:.4g} ({value:.4g} stated)")
-    return None, f"dp-accounting's {name}: {', '.join(seen)}"
+
+
+def _opinion(plan: Plan, event: events.Event, adjacency: Adjacency) -> tuple[str, float]:
+    if plan.accountant in TIGHT:
+        return "rdp", _peer("rdp", event, adjacency, plan.delta)
+    try:
+        return "pld", _peer("pld", event, adjacency, plan.delta)
+    except Unsupported:
+        return "rdp", _peer("rdp", event, adjacency, plan.delta)
+
+
+def _contradicts(accountant: str, name: str, stated: float, second: float) -> bool:
+    if name == "pld":
+        return second > stated * (1 + TOLERANCE)
+    if accountant in TIGHT:
+        return second < stated * (1 - TOLERANCE)
+    return stated < second / APART if accountant == "rdp" else False
 
 
 def _known(ledger: Ledger) -> events.Event:

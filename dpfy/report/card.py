@@ -129,7 +129,11 @@ def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str
 ACCOUNTANTS = {
     "tight": "privacy loss distributions, composed with proven upper and lower bounds on epsilon",
     "pld": "privacy loss distributions (dp-accounting)",
-    "rdp": "Rényi differential privacy (dp-accounting)",
+    "rdp": "Rényi differential privacy",
+    "zcdp": "zero-concentrated differential privacy",
+    "gdp": "Gaussian differential privacy",
+    "advanced": "advanced composition",
+    "basic": "basic composition",
     "monte-carlo": "Monte Carlo with a proven confidence, charged to delta",
 }
 

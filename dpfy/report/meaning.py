@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dpfy.accounting.meaning import tier as tier_of
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.report import numbers
 from dpfy.report.words import percent_up, up
@@ -23,7 +24,7 @@ def tier(epsilon: float, unit: Unit, adjacency: Adjacency) -> dict[str, Any]:
     """The tier of Ponomareva et al. 2023, section 5.2.1, and why. Tier 4 is ours: no finite epsilon."""
     if math.isinf(epsilon):
         return {"tier": 4, "name": TIERS[4], "why": "Epsilon is infinite: nothing hides what one unit contributed."}
-    number = 1 if epsilon <= 1 else 2 if epsilon <= 10 else 3
+    number = tier_of(epsilon)
     rule = {1: "is at most 1", 2: "is above 1 and at most 10", 3: "is above 10"}[number]
     why = f"Epsilon {up(epsilon)} {rule}."
     if number == 3:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 import dpfy
 from dpfy.core.storage import sha256_of, write_atomically
 from dpfy.report import card
+from dpfy.report.words import absent
 from dpfy.training import state
 from dpfy.training.run import erase_secrets
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
 
 
-def write(training: PrivateTraining, utility: dict[str, float]) -> None:
-    """Write model.safetensors and privacy.json and erase the checkpoint folder.
+def write(training: PrivateTraining, utility: dict[str, float], confusion: list[list[int]] | None = None) -> None:
+    """Write model.safetensors, the reports and privacy.json and erase the checkpoint folder.
 
     Guarantees: the card is written last, so a folder with a card is complete; until then the run can be resumed from the checkpoint of
     its last step. The model released is the averaged one where there is averaging.
@@ -40,6 +41,9 @@ def write(training: PrivateTraining, utility: dict[str, float]) -> None:
         steps_done=training.steps_done,
         utility=utility,
         provenance=_provenance(training),
+        optimizer=_optimizer(training),
+        components=_components(training),
+        confusion=confusion,
     )
     card.write(path, run, ledger)
     erase_secrets(path)
@@ -49,6 +53,33 @@ def _weights(training: PrivateTraining) -> dict[str, Tensor]:
     """A full copy of the state_dict: tied weights are written under each of their names."""
     return {
         name: t.detach().cpu().contiguous().clone() for name, t in training.model.state_dict().items() if isinstance(t, Tensor)
+    }
+
+
+def _optimizer(training: PrivateTraining) -> dict[str, Any]:
+    """The update rule: public settings, for the card."""
+    group = training.optimizer.param_groups[0]
+    kept = {k: group[k] for k in ("momentum", "betas", "weight_decay", "nesterov") if group.get(k)}
+    rates = training._base_rates
+    return {
+        "name": type(training.optimizer).__name__,
+        "learning_rate": rates[0] if len(set(rates)) == 1 else rates,
+        "schedule": "constant" if training.rule.schedule is None else "given by a function of the step",
+        **{k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()},
+        "weight_average": training.rule.averaging.decay,
+    }
+
+
+def _components(training: PrivateTraining) -> dict[str, Any]:
+    """What the model is made of, that it was checked, and what was replaced to make it trainable privately."""
+    leaves = [m for m in training.model.modules() if not any(True for _ in m.children())]
+    names = [type(m).__name__ for m in leaves]
+    replaced = sorted({f"{m.replaces} by {type(m).__name__}" for m in leaves if isinstance(getattr(m, "replaces", None), str)})
+    return {
+        "modules": {name: names.count(name) for name in dict.fromkeys(names)},
+        "parameters": sum(p.numel() for p in training.model.parameters() if p.requires_grad),
+        "checked": "no module mixes examples or learns statistics from them",
+        "replaced": replaced or absent("the model that was given needed no replacement"),
     }
 
 

@@ -25,6 +25,8 @@ from dpfy.training.update import Update
 Loss = Callable[[Tensor, Tensor], Tensor]
 MARKS = 20
 EVALUATION_BATCH = 1000
+MOST_CLASSES = 50
+"""A table of confused classes is kept up to this size."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def fit(
             training.step(chosen(model(features), targets))
         utility = evaluate(training, chosen, held_out)
         guarantee = training.guarantee()
-        folder = training.finish(utility)
+        folder = training.finish(utility, confusion(training, held_out))
         with torch.no_grad():
             for name, p in model.named_parameters():
                 if name in training.average:
@@ -140,6 +142,28 @@ def evaluate(training: PrivateTraining, loss: Loss, test: Records | None) -> dic
         model.train(mode)
     accuracy = {"test_accuracy": right / len(test)} if counted else {}
     return {"test_loss": total / len(test)} | accuracy
+
+
+@torch.no_grad()
+def confusion(training: PrivateTraining, test: Records | None) -> list[list[int]] | None:
+    """How often the averaged weights take each true class (row) of `test` for each class (column); None without few classes."""
+    model, counts = training.model, None
+    mode = model.training
+    model.eval()
+    try:
+        with training.averaged():
+            for indices in torch.arange(len(test) if test is not None else 0).split(EVALUATION_BATCH):
+                features, targets = (t.to(training.device) for t in test.take(indices))  # type: ignore[union-attr]
+                outputs = model(features)
+                if targets.is_floating_point() or outputs.dim() != 2 or not 2 <= outputs.shape[1] <= MOST_CLASSES:
+                    return None
+                classes = outputs.shape[1]
+                pairs = targets.long() * classes + outputs.argmax(1)
+                part = torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+                counts = part if counts is None else counts + part
+    finally:
+        model.train(mode)
+    return None if counts is None else counts.tolist()
 
 
 def _marks(steps: int) -> set[int]:

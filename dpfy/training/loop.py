@@ -164,11 +164,14 @@ class PrivateTraining:
         self._require_entered()
         state.save(self)
 
-    def finish(self, utility: dict[str, float] | None = None) -> Path:
-        """End the run: write model and card, erase the secrets. Ending early keeps the bill of the whole plan. Returns the folder."""
+    def finish(self, utility: dict[str, float] | None = None, confusion: list[list[int]] | None = None) -> Path:
+        """End the run: write model and card, erase the secrets. Ending early keeps the bill of the whole plan. Returns the folder.
+
+        `utility` and `confusion` (rows: true class, columns: predicted) are published as they are: measure them on public data.
+        """
         self._require_entered()
         self._detach()
-        finish.write(self, utility or {})
+        finish.write(self, utility or {}, confusion)
         return self.folder.path
 
     def _update(self, total: Bounded[Grads]) -> None:
