@@ -52,6 +52,12 @@ def _basic() -> Accountant:
     return Basic()
 
 
+def _monte_carlo() -> Accountant:
+    from dpfy.accounting.bins import MonteCarlo
+
+    return MonteCarlo()
+
+
 TABLE: dict[str, Callable[[], Accountant]] = {
     "tight": _tight,
     "rdp": _rdp,
@@ -60,6 +66,7 @@ TABLE: dict[str, Callable[[], Accountant]] = {
     "gdp": _gdp,
     "advanced": _advanced,
     "basic": _basic,
+    "monte-carlo": _monte_carlo,
 }
 
 
