@@ -108,7 +108,7 @@ class BookkeepingEngine:
             run_jobs(self._jobs)
             self._jobs.clear()
             sums = combine(found, clip, params, mask) if found else {}
-            total = {name: _shaped(sums[name], p) if name in sums else torch.zeros_like(p) for name, p in params.items()}
+            total = {name: sums[name] if name in sums else torch.zeros_like(p) for name, p in params.items()}
         forget(self._replay)
         if self._replay is not None and not self._tape.unsettled and not self._strays:
             self._replay.close()  # only strays need it, and it keeps the model's output alive
@@ -250,7 +250,3 @@ class _Source:
             for p, part in explain(g, self.node.saved_tensors, lambda t: t[None]):
                 rows.setdefault(p, []).append(part.per_example(slice(0, 1))[0])
         return [(names[p], Direct(torch.stack(each))) for p, each in rows.items()]
-
-
-def _shaped(total: Tensor, like: Tensor) -> Tensor:
-    return total.to(like.dtype).view(like.shape)

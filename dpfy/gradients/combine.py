@@ -35,21 +35,27 @@ def combine(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Ten
     squared_norms = cautious(squared_norms, _narrowest(found, params))
     scale = silence(clip.scale(squared_norms), squared_norms, mask)
     keep = squared_norms.isfinite().all(0)
-    sums = _weigh(rests, scale)
+    sums = _weigh(rests, scale, params)
     if not bool(keep.all()):
         # Asked only now, when everything is on its way: on a GPU the question waits for the norms alone.
         cleaned = [(small and small.cleaned(keep), {n: part.cleaned(keep) for n, part in large.items()}) for small, large in rests]
-        sums = _weigh(cleaned, scale)
+        sums = _weigh(cleaned, scale, params)
     return sums
 
 
-def _weigh(rests: list[tuple[_Small | None, dict[str, Contribution]]], scale: Tensor) -> dict[str, Tensor]:
-    """Weighted sums of all groups."""
+def _weigh(
+    rests: list[tuple[_Small | None, dict[str, Contribution]]], scale: Tensor, params: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Weighted sums of all groups, in the dtypes and shapes of the parameters."""
     sums: dict[str, Tensor] = {}
     for (small, large), weights in zip(rests, scale, strict=True):
+        narrow = {dtype: weights.to(dtype) for dtype in {part.dtype for part in large.values()}}
         if small is not None:
-            sums |= small.weighted_sum(weights)
-        sums |= {name: part.weighted_sum(weights) for name, part in large.items()}
+            sums |= small.weighted_sum(weights, params)
+        for name, part in large.items():
+            total = part.weighted_sum(narrow[part.dtype])
+            like = params[name]
+            sums[name] = (total if total.dtype == like.dtype else total.to(like.dtype)).view(like.shape)
     return sums
 
 
@@ -106,11 +112,15 @@ class _Small:
         """Rows that are not kept become zero."""
         return _Small(self.names, self.shapes, Direct(self.flat).cleaned(keep).grads)
 
-    def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One vector-matrix product, cut into the parameters."""
         total = Direct(self.flat).weighted_sum(weights)
+        dtypes = {params[name].dtype for name in self.names}
+        if len(dtypes) == 1:
+            total = total.to(dtypes.pop())
         pieces = total.split([shape.numel() for shape in self.shapes])
-        return {name: piece.view(shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
+        named = zip(self.names, pieces, strict=True)
+        return {name: piece.to(params[name].dtype).view(params[name].shape) for name, piece in named}
 
 
 def _split(found: dict[str, Contribution], members: list[str]) -> tuple[_Small | None, dict[str, Contribution]]:

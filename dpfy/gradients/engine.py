@@ -87,7 +87,7 @@ def cautious(squared_norms: Tensor, dtype: torch.dtype) -> Tensor:
     """Squared norms inflated by what arithmetic in `dtype` may still add to a contribution after its norm was taken."""
     margin = NARROW_MARGIN.get(dtype, 0.0)
     if dtype == torch.float32 and squared_norms.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-        margin = 2.0**-9
+        margin = 2.0**-7
     return squared_norms * (1.0 + margin) ** 2 if margin else squared_norms
 
 

@@ -34,11 +34,12 @@ if triton is not None:
     def _gram_kernel(
         table, out, length, p, d, left_row, left_step, right_row, right_step,
         KIND: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+        NARROW: tl.constexpr,
     ):  # fmt: skip
         """One tile (i <= j) of sum over t, s of (left_t . left_s)(right_t . right_s), for one example of one layer.
 
         `table` holds the addresses of the layers' two tensors. With ROWS the second factor is 1 where two positions hold the same
-        index, else 0.
+        index, else 0. With NARROW the factors (never the sums) are rounded to bfloat16, which the margin of the clip rule covers.
         """
         pair, example, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         left = tl.multiple_of(tl.load(table + 2 * layer).to(tl.pointer_type(KIND)), 16)
@@ -60,6 +61,8 @@ if triton is not None:
             ok = (k + depth) < p
             x = tl.load(base + rows[:, None] * left_step + (k + depth)[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0)
             y = tl.load(base + columns[None, :] * left_step + (k + depth)[:, None], mask=column_ok[None, :] & ok[:, None], other=0.0)
+            if NARROW:
+                x, y = x.to(tl.bfloat16), y.to(tl.bfloat16)
             first = tl.dot(x, y, first, input_precision=PRECISION)
         base = right + example.to(tl.int64) * right_row
         if ROWS:
@@ -74,6 +77,8 @@ if triton is not None:
                 y = tl.load(
                     base + columns[None, :] * right_step + (k + depth)[:, None], mask=column_ok[None, :] & ok[:, None], other=0.0
                 )
+                if NARROW:
+                    x, y = x.to(tl.bfloat16), y.to(tl.bfloat16)
                 second = tl.dot(x, y, second, input_precision=PRECISION)
         total = tl.sum(first * second)
         at = (layer * tl.num_programs(0) + pair) * tl.num_programs(1) + example
@@ -195,7 +200,13 @@ def _precision(t: Tensor) -> str:
 
 def _table(tensors: list[list[Tensor]]) -> Tensor:
     """The addresses of tensors, for a kernel that serves many layers at once."""
-    return torch.tensor([[t.data_ptr() for t in each] for each in tensors], dtype=torch.int64).to(tensors[0][0].device)
+    return _sent([[t.data_ptr() for t in each] for each in tensors], tensors[0][0].device)
+
+
+def _sent(numbers: list[list[int]], device: torch.device) -> Tensor:
+    """Integers on the device, without waiting for it: only pinned memory is copied behind the back of the host."""
+    here = torch.tensor(numbers, dtype=torch.int64)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
 def _aligned(t: Tensor) -> Tensor:
@@ -225,7 +236,8 @@ def gram_norms(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list
     _gram_kernel[(pairs, batch, len(lefts))](
         _table([list(pair) for pair in zip(lefts, rights, strict=True)]), out, length, p, 1 if rows else right.shape[2],
         left.stride(0), left.stride(1), right.stride(0), right.stride(1),
-        KIND=_KINDS[left.dtype], TILE=tile, DEPTH=32 if wide and tile < 128 else 64, ROWS=rows, PRECISION=_precision(left), **options,
+        KIND=_KINDS[left.dtype], TILE=tile, DEPTH=32 if wide and tile < 128 else 64, ROWS=rows, PRECISION=_precision(left),
+        NARROW=wide and _precision(left) == "tf32", **options,
     )  # fmt: skip
     return list(out.unbind(0))
 
@@ -263,7 +275,7 @@ def row_squares(tensors: list[Tensor]) -> Tensor:
     kept = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
     table = [[t.data_ptr(), t.shape[1], t.stride(0)] for t in kept]
     out = torch.empty(len(kept), len(kept[0]), dtype=torch.float32, device=kept[0].device)
-    where = torch.tensor(table, dtype=torch.int64).to(out.device)
+    where = _sent(table, out.device)
     _square_kernel[(out.shape[1], len(kept))](where, out, KIND=_KINDS[kept[0].dtype], BLOCK=1024, num_warps=4)
     return out
 

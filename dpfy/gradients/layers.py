@@ -56,12 +56,15 @@ def total(t: Tensor, keep: int) -> Tensor:
 
 def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
     """y = x W' + b, tapped on its two-dimensional form, so that a user's in-place operation on y stays legal."""
-    y = F.linear(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), module.weight.detach(), constant(module.bias))
-    shape = torch.Size((*x.shape[:-1], y.shape[-1]))
+    weight, bias = module.weight, module.bias
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
-        return outer_parts(module.weight, module.bias, view(g), view(saved[0]))
+        return outer_parts(weight, bias, view(g), view(saved[0]))
 
+    if x.dim() == 2:
+        return tape.tap(F.linear(x, weight.detach(), constant(bias)), site, explain, (x,))
+    y = F.linear(x.reshape(-1, x.shape[-1]), weight.detach(), constant(bias))
+    shape = torch.Size((*x.shape[:-1], y.shape[-1]))
     return tape.tap(y, site, explain, (x,), shape).view(shape)
 
 

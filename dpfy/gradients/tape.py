@@ -46,7 +46,7 @@ def _tail(values: Tensor, like: Tensor, before: int = 0) -> Tensor:
 
 
 LAYOUTS = (
-    Layout("first dimension", lambda t, b: len(t) == b, lambda t, b: t, _tail),
+    Layout("first dimension", lambda t, b: t.shape[0] == b, lambda t, b: t, _tail),
     Layout(
         "second dimension",
         lambda t, b: t.dim() > 1 and t.shape[1] == b,
@@ -78,7 +78,7 @@ class Site:
     settled: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class Report:
     """One use of a site in one backward pass."""
 
@@ -199,13 +199,14 @@ def rows_first(site: Site, batch: int) -> Callable[[Tensor], Tensor]:
     """The view of this site's tensors with the examples in front."""
     layout = site.layout
     assert layout is not None
+    fits, front = layout.fits, layout.rows_first
 
     def view(t: Tensor) -> Tensor:
-        if not layout.fits(t, batch):
+        if not fits(t, batch):
             raise Unsupported(
                 f"{site.name}: a batch that lies in the {layout.name} at first and elsewhere later (shape {list(t.shape)})",
                 "use engine='batched'",
             )
-        return layout.rows_first(t, batch)
+        return front(t, batch)
 
     return view
