@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, DpfyError, InvalidInput, Unsupported
     from dpfy.core.ledger import Ledger
     from dpfy.core.unit import Adjacency, Unit
+    from dpfy.plan.auto import auto
+    from dpfy.plan.correlated import bandmf, blt, dpftrl
     from dpfy.plan.recipe import Plan, Recipe, dpsgd
     from dpfy.report.verify import verify
     from dpfy.training.fit import Result, fit
@@ -37,6 +39,10 @@ _HOME = {
     "Unit": "dpfy.core.unit",
     "Plan": "dpfy.plan.recipe",
     "Recipe": "dpfy.plan.recipe",
+    "auto": "dpfy.plan.auto",
+    "bandmf": "dpfy.plan.correlated",
+    "blt": "dpfy.plan.correlated",
+    "dpftrl": "dpfy.plan.correlated",
     "dpsgd": "dpfy.plan.recipe",
     "verify": "dpfy.report.verify",
     "Result": "dpfy.training.fit",
@@ -64,6 +70,10 @@ __all__ = [
     "Unit",
     "Unsupported",
     "Update",
+    "auto",
+    "bandmf",
+    "blt",
+    "dpftrl",
     "dpsgd",
     "fit",
     "verify",

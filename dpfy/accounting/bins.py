@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,7 +181,11 @@ class BinsCurve:
         return min(1.0, max(e.bound for e in self.estimates(epsilon, seed=1, failure=FAILURE).values()) + FAILURE)
 
     def epsilon(self, delta: float) -> float:
-        """An upper bound on epsilon at `delta`: guessed from one set of draws, certified by another."""
+        """An upper bound on epsilon at `delta`: guessed from one set of draws, certified by another. Remembered."""
+        return _epsilon(self, delta)
+
+    def certified(self, delta: float) -> float:
+        """As `epsilon`, computed now."""
         if delta <= 2 * FAILURE:
             return math.inf
         pair = Pair.of(self.event)
@@ -188,7 +193,7 @@ class BinsCurve:
             return self._unamplified(pair, delta)
         guess = _root(lambda e: self._quick(pair, e) - (delta - FAILURE), self._unamplified(pair, delta))
         if (factor := self._factor(pair, guess, delta)) > 1:
-            return BinsCurve(self.event, self.samples * factor).epsilon(delta)
+            return BinsCurve(self.event, self.samples * factor).certified(delta)
         for attempt in range(12):
             bounds = self.estimates(guess, seed=2 + attempt, failure=FAILURE / 2 ** (attempt + 1))
             if max(e.bound for e in bounds.values()) + FAILURE <= delta:
@@ -226,6 +231,11 @@ class BinsCurve:
     @staticmethod
     def _unamplified(pair: Pair, delta: float) -> float:
         return _root(lambda e: pair.gaussian_delta(e) - delta, None)
+
+
+@lru_cache(maxsize=64)
+def _epsilon(curve: BinsCurve, delta: float) -> float:
+    return curve.certified(delta)
 
 
 def _pilot(pair: Pair, epsilon: float, direction: int, samples: int, rng: np.random.Generator) -> tuple[float, float, float]:

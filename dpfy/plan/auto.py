@@ -1,0 +1,238 @@
+"""Choosing a mechanism: every proven pair for a data pattern, calibrated to the same guarantee, the one with the least error first.
+
+The figure of merit is the root mean squared error of the prefix sums of the *mean* clipped gradient at clip norm one: what the noise
+does to the path of plain gradient descent. It is computed from the recipe alone; no data is looked at, so choosing costs no privacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpfy import accounting
+from dpfy.core import check
+from dpfy.core.errors import InvalidInput
+from dpfy.core.unit import Adjacency
+from dpfy.gradients.clip import FlatClip
+from dpfy.noise.banded import Banded
+from dpfy.noise.strategy import Identity, Strategy
+from dpfy.noise.toeplitz import SquareRoot
+from dpfy.plan.correlated import bandmf, blt, dpftrl, fixed_order, step_count, steps_per_epoch, with_strategy
+from dpfy.plan.recipe import Plan, Recipe, dpsgd
+
+SAMPLINGS = ("any", "poisson", "fixed-order")
+MECHANISMS = ("dp-sgd", "band-mf", "blt", "tree", "sqrt", "dense", "auto")
+DENSE_STEPS = 512
+"""The longest run for which a dense optimum is worth its minutes."""
+FULL_BANDS = 2048
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One mechanism, calibrated, with its errors."""
+
+    mechanism: str
+    sampling: str
+    plan: Plan
+    rmse: float
+    max_error: float
+    buffers: int
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of the comparison. `noise_std` is that of the strategy's input noise at clip norm one."""
+        recipe = self.plan.recipe
+        sensitivity = recipe.strategy.sensitivity(recipe.sampler.participation, recipe.steps)
+        return {
+            "mechanism": self.mechanism,
+            "sampling": self.sampling,
+            "noise_multiplier": self.plan.noise_multiplier,
+            "noise_std": self.plan.noise_multiplier * sensitivity,
+            "sensitivity": sensitivity,
+            "rmse": self.rmse,
+            "max_error": self.max_error,
+            "buffers": self.buffers,
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan chosen, all candidates (best first), and the reason in words."""
+
+    plan: Plan
+    candidates: tuple[Candidate, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """What every candidate is calibrated to."""
+
+    epsilon: float
+    delta: float
+    accountant: str = accounting.DEFAULT
+    allow_large_delta: bool = False
+
+    def plan(self, recipe: Recipe) -> Plan:
+        """The least noise for this recipe."""
+        return recipe.calibrate(self.epsilon, self.delta, accountant=self.accountant, allow_large_delta=self.allow_large_delta)
+
+
+def auto(
+    records: int,
+    batch_size: float,
+    *,
+    epsilon: float,
+    delta: float,
+    epochs: float | None = None,
+    steps: int | None = None,
+    sampling: str = "any",
+    clip_norm: float = 1.0,
+) -> Choice:
+    """The mechanism with the least error for this data pattern at (epsilon, delta).
+
+    `sampling`: "poisson" if records can be sampled at random, "fixed-order" if they come in an order that cannot be changed, "any" if
+    both can be done. The candidates' errors do not depend on data: the choice is free.
+    """
+    count = step_count(records, batch_size, epochs, steps)
+    found = compare(records, batch_size, count, Target(epsilon, delta), sampling=check.one_of("sampling", sampling, SAMPLINGS))
+    best = found[0]
+    recipe = replace(best.plan.recipe, clip=FlatClip(clip_norm))
+    return Choice(replace(best.plan, recipe=recipe), found, _reason(found, sampling))
+
+
+def compare(
+    records: int, batch_size: float, steps: int, target: Target, *, sampling: str = "any", dense: bool | None = None
+) -> tuple[Candidate, ...]:
+    """All mechanisms for this data pattern at one guarantee, least error first."""
+    with_dense = steps <= DENSE_STEPS if dense is None else dense
+    rows: list[Candidate] = []
+    if sampling != "fixed-order":
+        rows += amplified(records, batch_size, steps, target)
+    if sampling != "poisson":
+        rows += [
+            measure(name, "fixed-order", target.plan(recipe))
+            for name, recipe in unsampled(records, batch_size, steps, with_dense)
+        ]
+    return tuple(sorted(rows, key=lambda row: row.rmse))
+
+
+def measure(mechanism: str, sampling: str, plan: Plan) -> Candidate:
+    """A calibrated plan with its errors on the prefix sums of the mean gradient at clip norm one."""
+    from dpfy.noise.error import buffers, errors
+
+    recipe = plan.recipe
+    found = errors(recipe.strategy, recipe.sampler.participation, recipe.steps)
+    scale = plan.noise_multiplier / recipe.expected_batch
+    return Candidate(
+        mechanism, sampling, plan, found.rmse * scale, found.max_error * scale, buffers(recipe.strategy, recipe.steps)
+    )
+
+
+def amplified(records: int, batch_size: float, steps: int, target: Target) -> list[Candidate]:
+    """DP-SGD, and banded noise with cyclic Poisson sampling for the best number of bands."""
+    rows = [measure("dp-sgd", "poisson", target.plan(dpsgd(records, batch_size, steps=steps)))]
+    if best := best_bands(records, batch_size, steps, target):
+        rows.append(best)
+    return rows
+
+
+def best_bands(records: int, batch_size: float, steps: int, target: Target) -> Candidate | None:
+    """The number of bands with the least error, by a rough scan (Rényi) and a fine one (the target's accountant).
+
+    Divisors of the steps cut no round short; powers of two are there for runs whose length has few divisors.
+    """
+    divisors = {b for b in range(2, steps + 1) if steps % b == 0}
+    powers = {2**k for k in range(1, steps.bit_length()) if 2**k <= steps}
+    widths = sorted(b for b in divisors | powers if b * batch_size / records <= 1)
+    if not widths:
+        return None
+
+    def at(width: int, goal: Target) -> Candidate:
+        return measure("band-mf", "cyclic-poisson", goal.plan(bandmf(records, batch_size, bands=width, steps=steps)))
+
+    rough = replace(target, accountant="rdp")
+    scan = sorted((at(width, rough).rmse, width) for width in widths)
+    return min((at(width, target) for _, width in scan[:3]), key=lambda row: row.rmse)
+
+
+def unsampled(records: int, batch_size: float, steps: int, dense: bool) -> Iterator[tuple[str, Recipe]]:
+    """Recipes that need no random sampling: each record keeps its place in the epoch."""
+    from dpfy.noise.optimise import inverse_banded, normalised_banded
+
+    base = Recipe(records, fixed_order(records, batch_size, steps), steps, FlatClip(1.0), Banded((1.0,)))
+    pattern = base.sampler.participation
+    width = min(steps_per_epoch(records, batch_size), steps, FULL_BANDS)
+    yield "dp-sgd", base
+    yield "band-mf", bandmf(records, batch_size, bands=width, steps=steps, sampling="fixed-order")
+    if steps <= FULL_BANDS:
+        yield "band-mf-normalised", with_strategy(base, normalised_banded(width, steps))
+    yield "blt", blt(records, batch_size, steps=steps, buffers=3)
+    yield "inverse", with_strategy(base, inverse_banded(16, steps, pattern))
+    yield "sqrt", with_strategy(base, SquareRoot())
+    yield "tree", dpftrl(records, batch_size, steps=steps)
+    if dense:
+        yield "dense", with_strategy(base, dense_for(base))
+
+
+def dense_for(recipe: Recipe) -> Strategy:
+    """The optimal dense strategy for one participation; over several epochs it is still valid, but no longer optimal."""
+    from dpfy.noise.optimise_dense import dense
+
+    return dense(recipe.steps, tolerance=1e-4).strategy
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is fixed before a mechanism is chosen."""
+
+    records: int
+    batch_size: float
+    steps: int
+    clip_norm: float = 1.0
+    adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE
+
+
+def recipe_for(mechanism: str, setting: Setting, target: Target | None = None, bands: int | None = None) -> Recipe:
+    """The recipe of a mechanism by name, as `dpfy train --mechanism` takes it.
+
+    "auto" and, without `bands`, "band-mf" choose by the errors at `target`; without a target band-mf has one band for each step of an
+    epoch and a fixed order. "blt", "tree", "sqrt" and "dense" keep the records in a fixed order.
+    """
+    records, batch, steps = setting.records, setting.batch_size, setting.steps
+    recipe = _by_name(check.one_of("mechanism", mechanism, MECHANISMS), setting, target, bands)
+    if recipe is None:
+        base = Recipe(records, fixed_order(records, batch, steps), steps, FlatClip(1.0), SquareRoot())
+        recipe = base if mechanism == "sqrt" else with_strategy(base, dense_for(base))
+    return replace(recipe, clip=FlatClip(setting.clip_norm), adjacency=Adjacency.parse(setting.adjacency))
+
+
+def _by_name(mechanism: str, setting: Setting, target: Target | None, bands: int | None) -> Recipe | None:
+    records, batch, steps = setting.records, setting.batch_size, setting.steps
+    if mechanism == "dp-sgd":
+        return dpsgd(records, batch, steps=steps)
+    if mechanism == "blt":
+        return blt(records, batch, steps=steps)
+    if mechanism == "tree":
+        return dpftrl(records, batch, steps=steps)
+    if mechanism == "auto":
+        if target is None:
+            raise InvalidInput("mechanism", mechanism, "needs epsilon: mechanisms are compared at one guarantee")
+        return compare(records, batch, steps, target)[0].plan.recipe
+    if mechanism == "band-mf":
+        if bands is not None:
+            return bandmf(records, batch, bands=bands, steps=steps)
+        if target is not None and (best := best_bands(records, batch, steps, target)) is not None:
+            return best.plan.recipe
+        return bandmf(records, batch, bands=steps_per_epoch(records, batch), steps=steps, sampling="fixed-order")
+    return None
+
+
+def _reason(found: tuple[Candidate, ...], sampling: str) -> str:
+    best = found[0]
+    words = [f"{best.mechanism} with {best.sampling} sampling has the least error ({best.rmse:.4g}) of {len(found)} proven pairs"]
+    rivals = {(row.mechanism, row.sampling): row for row in reversed(found[1:])}
+    words += [f"{name} with {kind}: {row.rmse / best.rmse:.2f} times" for (name, kind), row in reversed(rivals.items())][:3]
+    if isinstance(best.plan.recipe.strategy, Identity):
+        words.append("independent noise wins because sampling amplifies it more than correlation would save")
+    return "; ".join(words)
