@@ -23,6 +23,8 @@ from dpfy.core.random import Randomness
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+ATTACKS = 3
+
 SHOWS = (
     "what an attacker learns who chooses the canaries' gradients and sees every noisy update; at or below the claim, the code that "
     "samples, clips, sums, adds noise and counts steps behaved as billed for these canaries"
@@ -70,35 +72,42 @@ def fair_coins(count: int, seed: int | None = None) -> NDArray[np.bool_]:
     return randomness.generator("audit coins", 0).integers(2, size=check.integer("canaries", count)).astype(bool)
 
 
-def ratio(observed: Observed, claim: Claim) -> NDArray[np.float64]:
-    """The log likelihood ratio of each canary under the claim."""
-    return scores.likelihood_ratio(observed.projections, claim.noise_multiplier, claim.rate, absent=claim.absent)
+def ratio(observed: Observed, claim: Claim, noise: float = 1.0) -> NDArray[np.float64]:
+    """The log likelihood ratio of each canary under the claim, or under the claim with its noise multiplied."""
+    return scores.likelihood_ratio(observed.projections, noise * claim.noise_multiplier, claim.rate, absent=claim.absent)
+
+
+def best_attack(observed: Observed, claim: Claim, confidence: float, seed: int = 0) -> tuple[str, int, int, float]:
+    """The attack and group whose share of right guesses has the largest lower limit: (name, right, counted, limit).
+
+    Attacks: the likelihood ratio with threshold 0; the same for half the noise, which is the better one where noise is missing; and
+    the spread over steps, with a threshold chosen on half of the canaries. All limits hold together at `confidence` (Bonferroni).
+    """
+    members = {"all": np.ones(len(observed.included), dtype=bool), **observed.groups}
+    each = _each(confidence, len(members))
+    found = []
+    ratios = {"likelihood ratio": ratio(observed, claim), "likelihood ratio at half the noise": ratio(observed, claim, 0.5)}
+    for name, chosen in members.items():
+        coins = observed.included[chosen]
+        for attack, values in ratios.items():
+            found.append((f"{attack}, {name}", int(((values[chosen] > 0) == coins).sum()), len(coins)))
+        found.append((f"spread, {name}", *_by_spread(observed, chosen, seed)))
+    limits = [(name, right, counted, intervals.lower(right, counted, 1 - each)) for name, right, counted in found]
+    return max(limits, key=lambda row: row[3])
 
 
 def audit(observed: Observed, claim: Claim, *, confidence: float = 0.95, seed: int = 0) -> Verdict:
-    """The best lower bound over the attacks and groups, each at a confidence raised so that all hold together (Bonferroni).
-
-    Attacks: the likelihood ratio with threshold 0, and the spread over steps with a threshold chosen on half of the canaries.
-    """
-    members = {"all": np.ones(len(observed.included), dtype=bool), **observed.groups}
-    each = 1 - (1 - check.inside_unit("confidence", confidence)) / (2 * len(members))
-    found = []
-    llr = ratio(observed, claim)
-    for name, chosen in members.items():
-        coins = observed.included[chosen]
-        right = int(((llr[chosen] > 0) == coins).sum())
-        found.append((f"likelihood ratio, {name}", right, len(coins)))
-        right, counted = _by_spread(observed, chosen, seed)
-        found.append((f"spread, {name}", right, counted))
-    # The family is the same for all, so the largest limit gives the largest epsilon; each was paid for by its confidence.
-    name, right, counted = max(found, key=lambda row: _limit(row[1], row[2], each))
+    """The lower bound from the best attack, beside the claim. The family is the same for all, so the largest limit is the best."""
+    name, right, counted, _ = best_attack(observed, claim, confidence, seed)
+    each = _each(confidence, 1 + len(observed.groups))
     bound = by_accuracy(right, counted, delta=claim.delta, family=claim.family, confidence=each)
     best = LowerBound(bound.epsilon, bound.delta, confidence, f"white-box {name}", counted, bound.assumptions, dict(bound.detail))
     return Verdict(best, claim.epsilon, SHOWS, DOES_NOT_SHOW)
 
 
-def _limit(right: int, counted: int, confidence: float) -> float:
-    return intervals.lower(right, counted, 1 - confidence)
+def _each(confidence: float, groups: int) -> float:
+    """The confidence of each of the attacks on each group with which all hold together."""
+    return 1 - (1 - check.inside_unit("confidence", confidence)) / (ATTACKS * groups)
 
 
 def _by_spread(observed: Observed, chosen: NDArray[np.bool_], seed: int) -> tuple[int, int]:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,21 +36,19 @@ LENGTH = 10.0
 """Canary gradients before clipping, in clip norms: clipping has work to do."""
 
 Array = NDArray[np.float64]
-Part = Callable[[Any], Any]
 
 
-def _same(part: Any) -> Any:
-    return part
+class Seams(Protocol):
+    """What to put in place of the engine, the sampler and the noise stream, each given the real one; and another number of steps."""
 
-
-@dataclass(frozen=True)
-class Seams:
-    """What to put in place of the engine, the sampler and the noise stream, each given the real one."""
-
-    engine: Part = _same
-    sampler: Part = _same
-    stream: Part = _same
-    steps: int | None = None
+    @property
+    def engine(self) -> Callable[[Any], Any]: ...
+    @property
+    def sampler(self) -> Callable[[Any], Any]: ...
+    @property
+    def stream(self) -> Callable[[Any], Any]: ...
+    @property
+    def steps(self) -> int | None: ...
 
 
 class WithCanaries(nn.Module):
@@ -108,7 +105,7 @@ def observe_table(
     seen: list[Array] = []
 
     def look(training: PrivateTraining) -> None:
-        seen.append(_released(training, plan, {"table.weight": wrapped.table.weight})[:-1])
+        seen.append(_released(plan, {"table.weight": wrapped.table.weight})[:-1])
 
     with _folder(run, seed) as place:
         training = PrivateTraining(wrapped, optimizer, records, plan, place, runtime=runtime)
@@ -125,7 +122,7 @@ def observe_gradients(
     rows: Array,
     plan: Plan,
     *,
-    seams: Seams = Seams(),  # noqa: B008  (frozen)
+    seams: Seams | None = None,
     seed: int = 0,
     physical: int = 4096,
     interrupt: int | None = None,
@@ -148,12 +145,12 @@ def observe_gradients(
             training = PrivateTraining(model, optimizer, records, plan, run, runtime=runtime)
 
             def look(t: PrivateTraining) -> None:
-                seen[t.steps_done] = _released(t, plan, trainable(t.model))
+                seen[t.steps_done] = _released(plan, trainable(t.model))
 
             with watched(training, look, keep=False), seamed(training, seams):
                 for (index,) in training.batches():
                     flat = torch.cat([p.reshape(-1) for p in trainable(model).values()])
-                    training.step(directions[index] @ flat)
+                    training.step(functional.linear(directions[index], flat[None]).squeeze(1))
                     if leave is not None and training.steps_done >= leave:
                         break
     _reset(model, initial)
@@ -161,8 +158,11 @@ def observe_gradients(
 
 
 @contextmanager
-def seamed(training: PrivateTraining, seams: Seams) -> Iterator[None]:
+def seamed(training: PrivateTraining, seams: Seams | None) -> Iterator[None]:
     """Inside the block, parts of an entered training are replaced. The claim (plan, ledger, card) is restored before it ends."""
+    if seams is None:
+        yield
+        return
     claimed, recipe = training.plan, training.plan.recipe
     training.engine.detach()
     training.engine = seams.engine(training.engine)
@@ -200,7 +200,7 @@ def watched(
         handle.remove()
 
 
-def _released(training: PrivateTraining, plan: Plan, parameters: dict[str, nn.Parameter]) -> Array:
+def _released(plan: Plan, parameters: Mapping[str, Tensor]) -> Array:
     """The noisy sum that the update shows, in clip norms. The divisor is the planned one: another one would show."""
     flat = torch.cat([p.grad.detach().reshape(-1) for p in parameters.values() if p.grad is not None])
     if flat.numel() != sum(p.numel() for p in parameters.values()):

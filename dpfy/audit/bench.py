@@ -1,0 +1,102 @@
+"""What the self-test needs from a training pipeline, and what a bug may replace in it. The audit itself imports no pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dpfy.core.guarantee import Curve
+from dpfy.core.unit import Adjacency
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+Part = Callable[[Any], Any]
+
+
+def same(part: Any) -> Any:
+    """The part as it is."""
+    return part
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A classic mistake, as the parts it replaces. Each replacement is given the real part; the claim stays what it was.
+
+    `restored` gets (the saved noise state, a fresh one) when a correlated run resumes. `billed` is the adjacency whose curve is
+    claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model. `caught_by` names the check that must catch it.
+    """
+
+    name: str
+    words: str
+    caught_by: str
+    engine: Part = same
+    sampler: Part = same
+    stream: Part = same
+    strategy: Part = same
+    restored: Callable[[Any, Any], Any] = lambda saved, fresh: saved
+    steps: int | None = None
+    billed: Adjacency = Adjacency.REPLACE_ONE
+    batchnorm: bool = False
+
+
+AS_SHIPPED = Bug("as shipped", "the code as it is", "")
+
+
+class Bench(Protocol):
+    """A small training configuration on which bugs are switched in. Gradients and updates are flat, in clip norms."""
+
+    @property
+    def parameters(self) -> Mapping[str, slice]:
+        """Where each parameter tensor lies in the flat vector."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the claim."""
+
+    @property
+    def rate(self) -> float:
+        """Of the claim."""
+
+    @property
+    def steps(self) -> int:
+        """Of the claim."""
+
+    @property
+    def delta(self) -> float:
+        """Of the claim."""
+
+    def curve(self, strength: float, adjacency: Adjacency) -> Curve:
+        """The claimed curve, with the noise divided by `strength`."""
+
+    def updates(
+        self,
+        rows: Array,
+        bug: Bug,
+        *,
+        noise: float | None = None,
+        rate: float | None = None,
+        steps: int | None = None,
+        seed: int = 0,
+        interrupt: int | None = None,
+    ) -> Array:
+        """Train on records with these gradients; the noisy sums that the attacker sees, [steps, parameters]."""
+
+    def batches(self, bug: Bug, records: int, steps: int) -> NDArray[np.bool_]:
+        """[steps, records]: who takes part when."""
+
+    def correlated(self, bug: Bug) -> Iterable[tuple[str, Array, Array]]:
+        """For each correlated strategy: its noise as streamed through a resumption, and as its matrix says."""
+
+    def overflowing(self, bug: Bug) -> tuple[Array, Array]:
+        """The sum over a batch with one record whose gradient overflows, and the sum over the others alone."""
+
+    def tied_contribution(self, bug: Bug) -> float:
+        """The contribution of one example to a model that uses one layer twice, in clip norms."""
+
+    def batchnorm_refusal(self, bug: Bug) -> str | None:
+        """How a model with BatchNorm is refused; None if it trains."""

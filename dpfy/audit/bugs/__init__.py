@@ -1,0 +1,9 @@
+"""The classic mistakes of private training, as replacements of parts. None of them can be reached from production code."""
+
+from __future__ import annotations
+
+from dpfy.audit.bench import Bug
+from dpfy.audit.bugs import claims, clipping, noise, sampling
+
+BUGS: tuple[Bug, ...] = (*noise.BUGS, *clipping.BUGS, *sampling.BUGS, *claims.BUGS)
+"""All of them, in the order of the pipeline."""

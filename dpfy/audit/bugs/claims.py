@@ -1,0 +1,40 @@
+"""Mistakes around the loop: models that mix examples, resumption, correlated noise, and a bill for another neighbour."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from dpfy.audit.bench import Bug
+from dpfy.core.unit import Adjacency
+
+CORRELATED = "correlated noise"
+
+
+def redrawing() -> Callable[[Any], Any]:
+    """A stream that draws from a new generator whenever it is made again: a resumed run releases a step with other noise."""
+    times = itertools.count()
+    return lambda stream: dataclasses.replace(stream, name=f"noise {next(times)}")
+
+
+def no_restart(strategy: Any) -> Any:
+    """The tree goes on over epochs for which restarts were billed."""
+    if getattr(strategy, "restart", 0):
+        return dataclasses.replace(strategy, restart=0, completion=False)
+    return strategy
+
+
+BUGS = (
+    Bug("batchnorm", "BatchNorm left in the model", "batch statistics", batchnorm=True),
+    Bug("resume-redraws", "a resumed run draws other noise for the same step", "resumed", stream=redrawing()),
+    Bug("correlated-reset", "correlated noise whose state is reset on resuming", CORRELATED, restored=lambda saved, fresh: fresh),
+    Bug("tree-no-restart", "the tree's restart is forgotten", CORRELATED, strategy=no_restart),
+    Bug(
+        "bill-replace-one",
+        "the bill says replace-one, the noise is for add-or-remove-one",
+        "replace-one audit",
+        billed=Adjacency.ADD_OR_REMOVE_ONE,
+    ),
+)

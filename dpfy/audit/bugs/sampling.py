@@ -1,0 +1,97 @@
+"""Mistakes in sampling: another scheme than billed, another rate, another divisor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpfy.audit.bench import Bug
+
+SAMPLING = "sampling"
+
+
+class Wrong:
+    """A sampler that says it is the real one. Every field that the plan reads is the real one's."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.rate = real.rate
+
+    @property
+    def participation(self) -> Any:
+        """What is billed."""
+        return self.real.participation
+
+    def expected_batch(self, records: int) -> float:
+        """What is planned."""
+        return float(self.real.expected_batch(records))
+
+    def address(self, step: int) -> int:
+        """A generator for each step."""
+        return step
+
+    def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Any:
+        """The real batch."""
+        return self.real.batch(step, records=records, rng=rng)
+
+
+class RealisedDivisor(Wrong):
+    """The noisy sum is divided by the size of the batch that happened to be drawn."""
+
+    last = 1
+
+    def expected_batch(self, records: int) -> float:
+        """The realised size."""
+        return float(max(1, self.last))
+
+    def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Any:
+        """The real batch; its size is remembered."""
+        drawn = self.real.batch(step, records=records, rng=rng)
+        self.last = len(drawn)
+        return drawn
+
+
+class Shuffled(Wrong):
+    """Each epoch is a fresh permutation, cut into equal batches."""
+
+    def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Any:
+        """The step's part of its epoch's permutation."""
+        batches = max(1, round(1 / self.rate))
+        order = np.random.default_rng(step // batches).permutation(records)
+        return np.sort(np.array_split(order, batches)[step % batches])
+
+
+class Fixed(Wrong):
+    """The data in its order, cut into equal batches, the same in every epoch."""
+
+    def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Any:
+        """The step's part."""
+        batches = max(1, round(1 / self.rate))
+        return np.array_split(np.arange(records), batches)[step % batches]
+
+
+class Workers(Wrong):
+    """Each of several workers samples at the full rate; the union is billed as one."""
+
+    def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Any:
+        """Whoever is in any of two batches."""
+        drawn = [self.real.batch(step, records=records, rng=rng) for _ in range(2)]
+        return np.unique(np.concatenate(drawn))
+
+
+class SameBatch(Wrong):
+    """The sampler's generator is seeded alike at every step."""
+
+    def address(self, step: int) -> int:
+        """Always the generator of step 0."""
+        return 0
+
+
+BUGS = (
+    Bug("divisor-realised", "the realised batch size as divisor", "divisor", sampler=RealisedDivisor),
+    Bug("batches-shuffled", "shuffling billed as Poisson", SAMPLING, sampler=Shuffled),
+    Bug("batches-fixed", "fixed batches billed as Poisson", SAMPLING, sampler=Fixed),
+    Bug("rate-workers", "rate off by the number of workers", SAMPLING, sampler=Workers),
+    Bug("batches-same-seed", "the same coins at every step", SAMPLING, sampler=SameBatch),
+)

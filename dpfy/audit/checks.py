@@ -1,0 +1,224 @@
+"""The checks of the self-test: the white-box audit, and deterministic or distributional checks of one promise each.
+
+A check returns None, or one line that says which promise is broken. Statistical ones have a false-alarm rate below 1e-5 each (the
+audits: 1%); seeds are fixed, so a pass is a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpfy.audit import whitebox
+from dpfy.audit.bench import Bench, Bug
+from dpfy.audit.families import ClaimedFamily
+from dpfy.core.errors import DpfyError
+from dpfy.core.unit import Adjacency
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+LENGTH = 10.0
+SIGMAS = 5.0
+
+
+def dimension(bench: Bench) -> int:
+    """Length of the flat parameter vector."""
+    return max(place.stop for place in bench.parameters.values())
+
+
+def white_box(bench: Bench, bug: Bug) -> str | None:
+    """One Dirac canary for each parameter of the model, in by a fair coin; likelihood ratio and spread, by layer too."""
+    coins = whitebox.fair_coins(dimension(bench), 11)
+    return _audited(bench, bug, np.where(coins, LENGTH, 0.0), coins, Adjacency.ADD_OR_REMOVE_ONE, 0.0)
+
+
+def replaced(bench: Bench, bug: Bug) -> str | None:
+    """The same canaries, replaced by their opposites where the coin says so: what replace-one must hide."""
+    coins = whitebox.fair_coins(dimension(bench), 12)
+    return _audited(bench, bug, LENGTH * np.where(coins, 1.0, -1.0), coins, bug.billed, -1.0)
+
+
+def _audited(bench: Bench, bug: Bug, gains: Array, coins: NDArray[np.bool_], adjacency: Adjacency, absent: float) -> str | None:
+    """Run the audit against the claim; the family is asked only about the claim itself, so one curve is enough."""
+    seen = bench.updates(np.diag(gains), bug)
+    if not np.isfinite(seen).all():
+        return "an update is not finite"
+    groups = {}
+    for name, place in bench.parameters.items():
+        groups[name] = np.zeros(len(coins), dtype=bool)
+        groups[name][place] = True
+    family = ClaimedFamily(lambda strength: bench.curve(strength, adjacency))
+    epsilon = family.epsilon(1.0, bench.delta)
+    claim = whitebox.Claim(epsilon, bench.delta, bench.noise_multiplier, bench.rate, family, absent)
+    allowed = (1 + family.advantage(1.0)) / 2
+    name, right, counted, limit = whitebox.best_attack(whitebox.Observed(seen, coins, groups), claim, 0.99)
+    if limit <= allowed:
+        return None
+    return f"{right} of {counted} coins guessed by {name}: at least {limit:.3f}, where the claim allows {allowed:.3f}"
+
+
+def sensitivity(bench: Bench, bug: Bug) -> str | None:
+    """Without noise, at rate one: leaving one record out changes the sum by at most one clip norm, whatever the gradients."""
+    for name, rows in _difficult(bench).items():
+        whole = bench.updates(rows, bug, noise=0.0, rate=1.0, steps=1)[0]
+        for left_out in (0, len(rows) // 2):
+            without = bench.updates(np.delete(rows, left_out, 0), bug, noise=0.0, rate=1.0, steps=1)[0]
+            change = float(np.linalg.norm(whole - without))
+            if not change <= 1 + 1e-3:
+                return f"leaving out one record changes the sum by {change:.3f} clip norms ({name})"
+    return None
+
+
+def _difficult(bench: Bench) -> dict[str, Array]:
+    """Gradients that break wrong clipping: large, aligned, in the bias alone, in every layer, one giant among dwarfs."""
+    d = dimension(bench)
+    rng = np.random.default_rng(5)
+    dense = rng.standard_normal((9, d))
+    dense *= LENGTH / np.linalg.norm(dense, axis=1, keepdims=True)
+    bias = np.zeros((9, d))
+    layered = np.zeros((9, d))
+    for name, place in bench.parameters.items():
+        layered[:, place.start] = LENGTH
+        if name.endswith("bias"):
+            bias[np.arange(9), place.start + np.arange(9) % (place.stop - place.start)] = LENGTH
+    aligned = np.repeat(dense[:1], 9, 0)
+    giant = 0.02 * dense
+    giant[0] = 1000 * dense[0]
+    return {"large": dense, "bias alone": bias, "in every layer": layered, "aligned": aligned, "one giant": giant}
+
+
+def not_a_number(bench: Bench, bug: Bug) -> str | None:
+    """A record whose gradient is NaN or infinite adds exactly nothing."""
+    seen, expected = bench.overflowing(bug)
+    return None if np.allclose(seen, expected, atol=1e-6) else "a record with a gradient that is not finite changed the sum"
+
+
+def divisor(bench: Bench, bug: Bug) -> str | None:
+    """Without noise, each record shows as one clip norm or not at all, however many records the batch happens to hold."""
+    count = 24
+    seen = bench.updates(LENGTH * np.eye(count, dimension(bench)), bug, noise=0.0, rate=0.5, steps=6)[:, :count]
+    off = np.minimum(np.abs(seen), np.abs(seen - 1)).max()
+    return None if off < 1e-3 else f"a clipped record shows as {seen.max():.3f} clip norms: the divisor depends on the batch"
+
+
+def noise_alone(bench: Bench, bug: Bug) -> str | None:
+    """Records without gradients: what is released is noise of the claimed scale, Gaussian, everywhere, fresh at every step."""
+    from scipy.stats import kstest
+
+    seen = bench.updates(np.zeros((4, dimension(bench))), bug, steps=40) / bench.noise_multiplier
+    for name, place in bench.parameters.items():
+        part = seen[:, place]
+        if (part == 0).any():
+            return f"{name}: {np.mean(part == 0):.0%} of the values have no noise"
+        excess = (float(np.mean(part**2)) - 1) * math.sqrt(part.size / 2)
+        if abs(excess) > SIGMAS:
+            return f"{name}: noise of {math.sqrt(np.mean(part**2)):.3f} of the claimed standard deviation"
+    if (repeats := seen.size - len(np.unique(seen))) > 0:
+        return f"{repeats} noise values are used more than once"
+    echo = float((seen[1:] * seen[:-1]).mean() * math.sqrt(seen[1:].size))
+    if abs(echo) > SIGMAS:
+        return "the noise of one step is correlated with the noise of the next"
+    if kstest(seen.reshape(-1), "norm").pvalue < 1e-6:
+        return "the noise is not Gaussian"
+    return None
+
+
+def noise_and_data(bench: Bench, bug: Bug) -> str | None:
+    """The scale of the noise is public: it is the same for short and for long gradients."""
+    d = dimension(bench)
+    for length in (0.01, LENGTH):
+        rows = length * np.eye(8, d)
+        quiet = bench.updates(rows, bug, rate=1.0, steps=6)[:, 8:] / bench.noise_multiplier
+        scale = math.sqrt(float(np.mean(quiet**2)))
+        if abs(scale - 1) > SIGMAS / math.sqrt(2 * quiet.size):
+            return f"with gradients of {length} clip norms the noise has {scale:.3f} of its claimed scale"
+    return None
+
+
+def secret(bench: Bench, bug: Bug) -> str | None:
+    """Two runs with different secrets share no noise."""
+    blank = np.zeros((4, dimension(bench)))
+    one, other = (bench.updates(blank, bug, steps=2, seed=s) for s in (21, 22))
+    shared = len(np.intersect1d(one, other))
+    return None if shared == 0 else f"{shared} noise values do not depend on the run's secret"
+
+
+def resumed(bench: Bench, bug: Bug) -> str | None:
+    """A run that was left and resumed releases the same bits as one that was not: no step is released twice with other noise."""
+    rows = np.eye(8, dimension(bench))
+    whole, halves = (bench.updates(rows, bug, steps=6, seed=31, interrupt=at) for at in (None, 3))
+    return None if np.array_equal(whole, halves) else "a resumed run releases other values than an uninterrupted one"
+
+
+def sampling(bench: Bench, bug: Bug) -> str | None:
+    """Who takes part when, over 400 steps: rate, independence over steps, over records, and of consecutive batches."""
+    from scipy.stats import chi2
+
+    steps, records, rate = 400, 200, bench.rate
+    there = bench.batches(bug, records, steps).astype(float)
+    spread = rate * (1 - rate)
+    if abs(z := (there.sum() - there.size * rate) / math.sqrt(there.size * spread)) > SIGMAS:
+        return f"records take part at rate {there.mean():.4f}, billed {rate:.4f} ({z:+.0f} standard deviations)"
+    for axis, who in ((0, "a record's participations"), (1, "batch sizes")):
+        counts = there.sum(axis)
+        n = there.shape[axis]
+        statistic = float(((counts - n * rate) ** 2).sum() / (n * spread))
+        tail = min(chi2.cdf(statistic, len(counts)), chi2.sf(statistic, len(counts)))
+        if tail < 1e-6:
+            return f"{who} vary {statistic / len(counts):.2f} times as much as independent coins would"
+    overlap = float((there[1:] * there[:-1]).sum())
+    expected = (steps - 1) * records * rate**2
+    if abs(overlap - expected) > SIGMAS * math.sqrt(2 * expected):
+        return "consecutive batches share more or fewer records than independent ones"
+    return None
+
+
+def correlated(bench: Bench, bug: Bug) -> str | None:
+    """Correlated noise, streamed through a resumption, is what the strategy's matrix says: the bill is for that matrix."""
+    for name, streamed, dense in bench.correlated(bug):
+        rows = np.abs(streamed - dense).max(1)
+        if not (rows < 1e-5 * max(1.0, float(np.abs(dense).max()))).all():
+            return f"{name}: the noise of step {int(np.argmax(rows > 1e-5))} is not the row of the billed matrix"
+    return None
+
+
+def tied(bench: Bench, bug: Bug) -> str | None:
+    """A weight that is used twice has one gradient: the sum of both uses, and its norm is the norm of the sum."""
+    size = bench.tied_contribution(bug)
+    return None if size <= 1 + 1e-3 else f"one example adds {size:.3f} clip norms to a model that uses a layer twice"
+
+
+def batch_statistics(bench: Bench, bug: Bug) -> str | None:
+    """A model that normalises over the batch is refused. (For the code as it is there is no such model to refuse.)"""
+    return bench.batchnorm_refusal(bug) if bug.batchnorm else None
+
+
+CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
+    "white-box audit": white_box,
+    "replace-one audit": replaced,
+    "sensitivity": sensitivity,
+    "not a number": not_a_number,
+    "divisor": divisor,
+    "noise alone": noise_alone,
+    "noise and data": noise_and_data,
+    "secret": secret,
+    "resumed": resumed,
+    "sampling": sampling,
+    "correlated noise": correlated,
+    "tied weights": tied,
+    "batch statistics": batch_statistics,
+}
+
+
+def run(name: str, bench: Bench, bug: Bug) -> str | None:
+    """One check; a typed refusal by the pipeline itself counts as caught, and says so."""
+    try:
+        return CHECKS[name](bench, bug)
+    except DpfyError as refusal:
+        return f"refused by the pipeline: {refusal}"

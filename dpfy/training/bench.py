@@ -1,0 +1,178 @@
+"""The small training configuration on which the self-test of the audit switches its bugs in, through the real loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpfy.core.errors import DpfyError
+from dpfy.core.guarantee import Curve
+from dpfy.core.ledger import Permit
+from dpfy.core.random import Randomness
+from dpfy.core.unit import Adjacency
+from dpfy.core.values import Bound, Bounded
+from dpfy.gradients.checker import LossProbe, check_model
+from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.select import choose
+from dpfy.noise.banded import Banded
+from dpfy.noise.gaussian import draw
+from dpfy.noise.stream import NoiseStream
+from dpfy.noise.tree import Tree
+from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.training.audited import observe_gradients
+
+Array = NDArray[np.float64]
+CORRELATED_STEPS, CORRELATED_RESUME = 12, 6
+
+
+class TrainingBench:
+    """DP-SGD on a two-layer network of 904 parameters in float64: rate 1/2, 20 steps, noise multiplier 1.5."""
+
+    noise_multiplier, rate, steps, delta = 1.5, 0.5, 20, 1e-5
+    physical = 128
+
+    def __init__(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.model = nn.Sequential(nn.Linear(4, 100), nn.Tanh(), nn.Linear(100, 4)).double()
+        self.curve = lru_cache(maxsize=64)(self._curve)
+
+    @property
+    def parameters(self) -> Mapping[str, slice]:
+        """Where each parameter tensor lies in the flat vector."""
+        places, start = {}, 0
+        for name, p in self.model.named_parameters():
+            places[name] = slice(start, start + p.numel())
+            start += p.numel()
+        return places
+
+    def plan(self, records: int, noise: float, rate: float, steps: int, adjacency: Adjacency) -> Plan:
+        """The plan that the self-test claims."""
+        recipe = dpsgd(records, rate * records, steps=steps, adjacency=adjacency)
+        return recipe.with_noise(noise, delta=self.delta, allow_large_delta=True)
+
+    def _curve(self, strength: float, adjacency: Adjacency) -> Curve:
+        return self.plan(904, self.noise_multiplier / strength, self.rate, self.steps, adjacency).guarantee().curve
+
+    def updates(
+        self,
+        rows: Array,
+        bug: Any,
+        *,
+        noise: float | None = None,
+        rate: float | None = None,
+        steps: int | None = None,
+        seed: int = 0,
+        interrupt: int | None = None,
+    ) -> Array:
+        """Train on records with these gradients, the bug's parts in place; the noisy sums [steps, parameters] in clip norms."""
+        chosen = self.noise_multiplier if noise is None else noise
+        plan = self.plan(
+            len(rows), chosen, rate or self.rate, self.steps if steps is None else steps, Adjacency.ADD_OR_REMOVE_ONE
+        )
+        seams = bug if steps is None else dataclasses.replace(bug, steps=None)
+        physical = self.physical if len(rows) > 16 else 4
+        return observe_gradients(self.model, rows, plan, seams=seams, seed=seed, physical=physical, interrupt=interrupt)
+
+    def batches(self, bug: Any, records: int, steps: int) -> NDArray[np.bool_]:
+        """[steps, records]: who takes part when."""
+        sampler = bug.sampler(self.plan(records, 1.0, self.rate, steps, Adjacency.ADD_OR_REMOVE_ONE).recipe.sampler)
+        randomness = Randomness.for_tests(41)
+        there = np.zeros((steps, records), dtype=bool)
+        for step in range(steps):
+            rng = randomness.generator("sampling", sampler.address(step))
+            there[step, sampler.batch(step, records=records, rng=rng)] = True
+        return there
+
+    def correlated(self, bug: Any) -> Iterator[tuple[str, Array, Array]]:
+        """Noise of correlated strategies as streamed, with the state saved and restored half-way, and as their matrices say."""
+        strategies = {
+            "banded": Banded((1.0, 0.5, 0.25)),
+            "tree": Tree(restart=4),
+            "completed tree": Tree("completed", restart=4, completion=True),
+        }
+        for name, strategy in strategies.items():
+            yield name, *self._streamed(strategy, bug)
+
+    def _streamed(self, strategy: Any, bug: Any) -> tuple[Array, Array]:
+        like = {"w": torch.zeros(50, dtype=torch.float64)}
+        randomness = Randomness.for_tests(42)
+        permit = Permit("training", None, CORRELATED_STEPS, "entry")  # type: ignore[arg-type]
+        stream = bug.stream(NoiseStream(bug.strategy(strategy), 1.0, randomness))
+        state, seen = stream.init(like), []
+        for step in range(CORRELATED_STEPS):
+            if step == CORRELATED_RESUME:
+                state = bug.restored({k: v.clone() for k, v in state.items()}, stream.init(like))
+            released, state = stream.release(Bounded(dict(like), Bound(1.0)), step, state, permit)
+            seen.append(released.value["w"].numpy())
+        matrix = strategy.noise_matrix(CORRELATED_STEPS)
+        draws = np.array([draw(like, randomness, "noise", k)["w"].numpy() for k in range(matrix.shape[1])])
+        return np.array(seen), matrix @ draws
+
+    def overflowing(self, bug: Any) -> tuple[Array, Array]:
+        """Squared outputs overflow for one of five examples; the sum with it, and the right sum without it."""
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        rest = self._sum(choose(self.model)[0], x)
+        x = torch.cat([x, torch.full((1, 4), 1e300, dtype=torch.float64)])
+        return self._sum(bug.engine(choose(self.model)[0]), x, 1e200), rest
+
+    def _sum(self, engine: Any, x: Tensor, last: float = 1.0) -> Array:
+        engine.attach(self.model)
+        try:
+            gain = torch.tensor([1.0] * (len(x) - 1) + [last], dtype=torch.float64)
+            total = engine.bounded_sum((self.model(x) * gain[:, None]).square().sum(1), FlatClip(1.0)).value
+        finally:
+            engine.detach()
+        return np.concatenate([total[name].reshape(-1).numpy() for name in self.parameters])
+
+    def tied_contribution(self, bug: Any) -> float:
+        """The contribution of one long gradient to a model that uses one layer twice, both uses aligned, in clip norms."""
+        model = _Twice().double()
+        engine = bug.engine(choose(model)[0])
+        engine.attach(model)
+        try:
+            x = torch.full((1, 6), 3.0, dtype=torch.float64)
+            total = engine.bounded_sum(model(x).sum(1) * 5.0, FlatClip(1.0)).value
+        finally:
+            engine.detach()
+        return float(sum(g.square().sum() for g in total.values()) ** 0.5)
+
+    def batchnorm_refusal(self, bug: Any) -> str | None:
+        """By the model checker; and, were it not asked, by the probe of the first losses."""
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        try:
+            check_model(model)
+        except DpfyError as refusal:
+            return f"{refusal}; without the model checker: {_probed(model)}"
+        return _probed(model)
+
+
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer, twice."""
+        out: Tensor = self.layer(self.layer(x))
+        return out
+
+
+def _probed(model: nn.Module) -> str | None:
+    probe = LossProbe(model)
+    try:
+        probe.check(model(torch.randn(8, 6, generator=torch.Generator().manual_seed(0))).square().sum(1))
+    except DpfyError as refusal:
+        return str(refusal)
+    finally:
+        probe.close()
+    return None
