@@ -19,7 +19,9 @@ def _run(*args: str) -> dict[str, object]:
     return dict(json.loads(result.stdout))
 
 
-@pytest.mark.parametrize(("accountant", "low", "high"), [("pld", 0.5867, 0.5870), ("rdp", 1.21, 1.22)])
+@pytest.mark.parametrize(
+    ("accountant", "low", "high"), [("pld", 0.5867, 0.5870), ("rdp", 1.21, 1.22), ("tight", 0.586786, 0.58685)]
+)
 def test_published_numbers(accountant: str, low: float, high: float) -> None:
     answer = _run(
         "--noise-multiplier", "1.0", "--sampling-rate", "0.005", "--steps", "200", "--delta", "1e-6", "--accountant", accountant
