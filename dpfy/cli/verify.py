@@ -10,14 +10,15 @@ import typer
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or a privacy.json by itself.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check a finished run from outside.
 
-    Recomputes epsilon from the ledger with the accountant of the run and with a second, independent one; checks the hash chain of the
-    ledger, the digest of the card, the hashes of model, plan, configuration and metrics, that they belong together, and that the
-    run's secrets are erased. Exit status 0: everything holds. 1: something does not; the line names the file and what is wrong.
+    Recomputes every number of the card from the ledger with the accountant of the run, and asks a second, independent one; checks the
+    hash chain of the ledger, the digest and schema of the card, the hashes of model, plan, configuration and metrics, that they belong
+    together, that the pages say what the card says, and that the run's secrets are erased. Of a card by itself, what can be checked
+    without the run is checked. Exit status 0: everything holds. 1: something does not; the line names the file and the field.
     """
     from dpfy.report.verify import verify as check_run
 

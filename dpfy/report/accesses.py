@@ -62,8 +62,5 @@ def _row(permit: Permit, bill: numbers.Bill) -> dict[str, Any]:
 
 
 def _missing(kind: str) -> dict[str, Any]:
-    reason = (
-        f"the ledger holds no reservation for {KINDS[kind]}; if the private data was used for that outside of this ledger, "
-        "the guarantee does not cover it"
-    )
+    reason = f"nothing is reserved for {KINDS[kind]}; if the private data was used so outside of this ledger, that is not covered"
     return {"kind": kind, "words": KINDS[kind]} | absent(reason)

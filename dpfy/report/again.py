@@ -6,13 +6,14 @@ import logging
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from dpfy import __version__
 from dpfy.core import events
 from dpfy.core.errors import Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import Adjacency, Unit
 from dpfy.plan.recipe import Plan
 from dpfy.report import assumptions, numbers
 from dpfy.report import card as cards
@@ -29,6 +30,19 @@ PROSE = {"statement", "words", "meaning", "why", "sentences", "theorem", "assume
 def same_version(card: dict[str, Any]) -> bool:
     """Whether this version of dpfy wrote the card."""
     return bool(card["provenance"]["dpfy"] == __version__)
+
+
+def stated_ledger(card: dict[str, Any]) -> Ledger:
+    """The ledger that a card says it was computed from, in memory."""
+    unit = Unit(card["unit"]["name"], card["unit"]["most_records"])
+    rows = [
+        {"type": "reserve", "entry": str(n), "name": row["name"], "event": row["event"], "uses": row["uses"]}
+        for n, row in enumerate(card["accesses"]["covered"])
+    ]
+    note = card["accounting"]["sampling_note"]
+    notes = [{"type": "sampling", **note}] if "done" in note else []
+    bodies = [{"type": "ledger", "budget": None}, *rows, *notes]
+    return Ledger(Path("stated"), unit, Adjacency.parse(card["adjacency"]["name"]), bodies, card["ledger"]["head"])
 
 
 def derived(plan: Plan, ledger: Ledger, card: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 400, 270
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 56, 22, 12, 46
 
 Pairs = Sequence[tuple[float, float]]
 

@@ -68,14 +68,19 @@ def _first(value: Any, rule: Any, place: str) -> Problem:
     kind = rule.get("type")
     if kind and not _is(value, kind):
         return place, f"must be of type {kind}"
-    if "const" in rule and value != rule["const"]:
+    if "const" in rule and not _equal(value, rule["const"]):
         return place, f"must be {rule['const']!r}"
-    if "enum" in rule and value not in rule["enum"]:
+    if "enum" in rule and not any(_equal(value, allowed) for allowed in rule["enum"]):
         return place, f"must be one of {', '.join(map(str, rule['enum']))}"
     for test in (_text, _number, _object, _array):
         if found_here := test(value, rule, place):
             return found_here
     return None
+
+
+def _equal(value: Any, allowed: Any) -> bool:
+    """Equal as JSON: true is not 1."""
+    return isinstance(value, bool) == isinstance(allowed, bool) and bool(value == allowed)
 
 
 def _is(value: Any, kind: str) -> bool:

@@ -12,7 +12,6 @@ from dpfy.core.codec import digest
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
-from dpfy.core.unit import Adjacency, Unit
 from dpfy.plan.recipe import Plan
 from dpfy.report import again, html, markdown, schema
 from dpfy.report import card as cards
@@ -72,7 +71,7 @@ def _verify_card(file: Path) -> list[Finding]:
     try:
         card = load_card(file)
         plan = Plan.from_json(card["plan"])
-        ledger = _stated_ledger(card)
+        ledger = again.stated_ledger(card)
     except Corrupt as problem:
         return [Finding(file.name, False, problem.problem)]
     except (DpfyError, KeyError, TypeError, AttributeError) as problem:
@@ -82,19 +81,6 @@ def _verify_card(file: Path) -> list[Finding]:
     findings += [_run(what, test, read) for what, test in CARD_CHECKS.items()]
     left = "ledger, model, configuration, metrics and erased secrets: verify the run folder for these"
     return [*findings, Finding("not checked from a card alone", True, left)]
-
-
-def _stated_ledger(card: dict[str, Any]) -> Ledger:
-    """The ledger that a card says it was computed from, in memory."""
-    unit = Unit(card["unit"]["name"], card["unit"]["most_records"])
-    rows = [
-        {"type": "reserve", "entry": str(n), "name": row["name"], "event": row["event"], "uses": row["uses"]}
-        for n, row in enumerate(card["accesses"]["covered"])
-    ]
-    note = card["accounting"]["sampling_note"]
-    notes = [{"type": "sampling", **note}] if "done" in note else []
-    bodies = [{"type": "ledger", "budget": None}, *rows, *notes]
-    return Ledger(Path("stated"), unit, Adjacency.parse(card["adjacency"]["name"]), bodies, card["ledger"]["head"])
 
 
 def _read(folder: Path, findings: list[Finding]) -> Evidence | None:

@@ -94,6 +94,66 @@ def test_an_edited_claim_is_found_though_the_digest_fits(run, path, value, named
     assert any(named in f.what + f.detail for f in failed(run))
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (("guarantee", "epsilon"), 0.5, "guarantee.epsilon"),
+        (("guarantee", "epsilon_lower"), 0.1, "guarantee.epsilon_lower"),
+        (("guarantee", "unit"), "user", "guarantee.unit"),
+        (("guarantee", "trust"), "local", "guarantee.trust"),
+        (("unit", "name"), "user", "unit"),
+        (("adjacency", "name"), "replace-one", "adjacency"),
+        (("formal", "training", "epsilon"), 0.5, "formal.training.epsilon"),
+        (("formal", "zcdp", "rho"), 0.001, "formal.zcdp.rho"),
+        (("formal", "gdp", "mu"), 0.001, "formal.gdp.mu"),
+        (("formal", "curve", 0, "delta"), 0.0, "formal.curve.0.delta"),
+        (("attacker", "guess_accuracy"), 0.5, "attacker.guess_accuracy"),
+        (("attacker", "at", 1, "true_positive_rate"), 0.01, "attacker.at.1.true_positive_rate"),
+        (("tier", "tier"), 3, "tier.tier"),
+        (("delta", "share"), 0.5, "delta.share"),
+        (("accounting", "without_amplification", "epsilon"), 1.0, "accounting.without_amplification.epsilon"),
+        (("accounting", "assumptions", 0, "holds"), "nearly", "accounting.assumptions.0.holds"),
+        (("accesses", "covered", 0, "epsilon"), 0.1, "accesses.covered.0.epsilon"),
+        (("mechanism", "records"), 7, "mechanism.records"),
+        (("mechanism", "expected_batch"), 99.0, "mechanism.expected_batch"),
+        (("warnings",), [], "warnings"),
+        (("setting", "model"), "local", "setting.model"),
+    ],
+    ids=lambda v: ".".join(map(str, v)) if isinstance(v, tuple) else None,
+)
+@pytest.mark.parametrize("alone", [False, True], ids=["run", "card"])
+def test_every_derived_field_is_derived_again(run, path, value, named, alone):
+    edit(run, path, value)
+    assert any(named in f.what + f.detail for f in failed(run / "privacy.json" if alone else run)), failed(run)
+
+
+def test_a_card_alone_is_checked_as_far_as_it_goes(run, tmp_path):
+    card = shutil.copy(run / "privacy.json", tmp_path / "some-card.json")
+    findings = verify(card)
+    assert all(f.holds for f in findings)
+    assert any("not checked" in f.what for f in findings)
+    card.write_bytes(card.read_bytes().replace(b"example", b"company", 1))
+    assert any("some-card.json" in f.what + f.detail for f in failed(card))
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_an_edited_page_is_found_and_a_missing_one_is_not_held_against_the_run(run, name):
+    page = (run / name).read_text()
+    (run / name).write_text(page.replace("example", "person", 1))
+    assert any(name in f.detail for f in failed(run))
+    (run / name).unlink()
+    assert failed(run) == []
+
+
+def test_a_card_of_another_version_is_held_to_its_numbers_not_its_words(run):
+    """Wording may change from version to version."""
+    edit(run, ("provenance", "dpfy"), "0.0.1")
+    edit(run, ("tier", "why"), "In other words.")
+    assert failed(run) == []
+    edit(run, ("formal", "training", "epsilon"), 0.25)
+    assert any("formal.training.epsilon" in f.detail for f in failed(run))
+
+
 def test_a_removed_last_line_is_found(run):
     lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     (run / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
@@ -113,7 +173,7 @@ def test_left_over_secrets_are_found(run):
 
 
 def test_what_is_no_run(tmp_path):
-    with pytest.raises(InvalidInput, match="is not a folder"):
+    with pytest.raises(InvalidInput, match="is not a folder, nor a card"):
         verify(tmp_path / "nowhere")
     with pytest.raises(InvalidInput, match="holds no dpfy run"):
         verify(tmp_path)

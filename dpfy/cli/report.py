@@ -1,0 +1,34 @@
+"""`dpfy report`: the privacy card of a finished run as a page, as Markdown or as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or a privacy.json.")],
+    form: Annotated[str, typer.Option("--format", help="html, md or json.")] = "html",
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write the privacy card of a finished run as a page (report.html), as Markdown (report.md), or print it as JSON.
+
+    The page is one file without scripts or network; an audit made after the run (audit.json) is shown in it.
+    """
+    from dpfy.report import publish
+
+    written = publish.publish(run, form)
+    if form == "json":
+        print(written.text, end="")
+    elif as_json:
+        print(json.dumps({"run": run.name, "format": form, "file": str(written.file)}))
+    else:
+        print(written.file)
+    if show and written.file is not None:
+        import webbrowser
+
+        webbrowser.open(written.file.resolve().as_uri())

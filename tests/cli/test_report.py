@@ -1,0 +1,93 @@
+"""`dpfy report`, `dpfy compare runs` and `dpfy verify` of a card, as functions that the command line calls."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dpfy.cli import compare_runs, report, verify
+from dpfy.core.errors import Corrupt, InvalidInput
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "report"))
+import runs
+
+app = typer.Typer()
+app.command("report")(report.report)
+app.command("runs")(compare_runs.runs)
+app.command("verify")(verify.verify)
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    home = tmp_path_factory.mktemp("cli")
+    return runs.dpsgd(home / "example"), runs.user_level(home / "user")
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished[0], tmp_path / "example")
+
+
+def test_each_format(run):
+    page = (run / "report.html").read_bytes()
+    (run / "report.html").unlink()
+    shown = call("report", run)
+    assert shown.exit_code == 0
+    assert shown.output.strip() == str(run / "report.html")
+    assert (run / "report.html").read_bytes() == page
+    shown = call("report", run, "--format", "md", "--json")
+    assert json.loads(shown.output) == {"run": "example", "format": "md", "file": str(run / "report.md")}
+    shown = call("report", run, "--format", "json")
+    assert shown.output == (run / "privacy.json").read_text()
+
+
+def test_a_card_by_itself_has_a_page(run, tmp_path):
+    (tmp_path / "alone").mkdir()
+    card = shutil.copy(run / "privacy.json", tmp_path / "alone" / "privacy.json")
+    assert call("report", card).exit_code == 0
+    assert "Privacy card" in (tmp_path / "alone" / "report.html").read_text()
+
+
+def test_bad_input_is_a_typed_error(run, tmp_path):
+    assert isinstance(call("report", run, "--format", "pdf").exception, InvalidInput)
+    assert isinstance(call("report", tmp_path / "nowhere").exception, InvalidInput)
+    card = run / "privacy.json"
+    card.write_text(card.read_text().replace("example", "company", 1))
+    assert isinstance(call("report", run).exception, Corrupt)
+
+
+def test_compare_refuses_to_rank_what_differs(finished, tmp_path):
+    shown = call("runs", *finished, "--out", tmp_path / "page.html")
+    assert shown.exit_code == 0
+    assert "NOT RANKED: unit differs" in shown.output
+    assert "how to convert" in shown.output
+    assert "cannot be ranked" in (tmp_path / "page.html").read_text()
+    answer = json.loads(call("runs", *finished, "--json").output)
+    assert answer["ranked"] is False
+    assert answer["reasons"][0]["what"] == "unit"
+
+
+def test_verify_names_the_field_and_exits_1(run):
+    assert call("verify", run / "privacy.json").exit_code == 0
+    card = json.loads((run / "privacy.json").read_text())
+    from dpfy.core.codec import digest
+    from dpfy.report import card as cards
+
+    card["guarantee"]["epsilon"] /= 2
+    del card["digest"]
+    (run / "privacy.json").write_bytes(cards.render(card | {"digest": digest(card)}))
+    for place in (run, run / "privacy.json"):
+        shown = call("verify", place)
+        assert shown.exit_code == 1
+        assert "guarantee.epsilon" in shown.output
+        assert "NOT verified" in shown.output
