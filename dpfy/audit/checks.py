@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LENGTH = 10.0
 SIGMAS = 5.0
+RUNS = (0, 1)
 
 
 def dimension(bench: Bench) -> int:
@@ -33,34 +34,37 @@ def dimension(bench: Bench) -> int:
 
 
 def white_box(bench: Bench, bug: Bug) -> str | None:
-    """One Dirac canary for each parameter of the model, in by a fair coin; likelihood ratio and spread, by layer too."""
-    coins = whitebox.fair_coins(dimension(bench), 11)
-    return _audited(bench, bug, np.where(coins, LENGTH, 0.0), coins, Adjacency.ADD_OR_REMOVE_ONE, 0.0)
+    """One Dirac canary for each parameter of the model, in by a fair coin, in two runs; likelihood ratio and spread, by layer too."""
+    return _audited(bench, bug, Adjacency.ADD_OR_REMOVE_ONE, 0.0)
 
 
 def replaced(bench: Bench, bug: Bug) -> str | None:
     """The same canaries, replaced by their opposites where the coin says so: what replace-one must hide."""
-    coins = whitebox.fair_coins(dimension(bench), 12)
-    return _audited(bench, bug, LENGTH * np.where(coins, 1.0, -1.0), coins, bug.billed, -1.0)
+    return _audited(bench, bug, bug.billed, -1.0)
 
 
-def _audited(bench: Bench, bug: Bug, gains: Array, coins: NDArray[np.bool_], adjacency: Adjacency, absent: float) -> str | None:
+def _audited(bench: Bench, bug: Bug, adjacency: Adjacency, absent: float) -> str | None:
     """Run the audit against the claim; the family is asked only about the claim itself, so one curve is enough."""
-    seen = bench.updates(np.diag(gains), bug)
-    if not np.isfinite(seen).all():
-        return "an update is not finite"
-    groups = {}
-    for name, place in bench.parameters.items():
-        groups[name] = np.zeros(len(coins), dtype=bool)
-        groups[name][place] = True
     family = ClaimedFamily(lambda strength: bench.curve(strength, adjacency))
     epsilon = family.epsilon(1.0, bench.delta)
     claim = whitebox.Claim(epsilon, bench.delta, bench.noise_multiplier, bench.rate, family, absent)
+    coins = [whitebox.fair_coins(dimension(bench), 11 + seed) for seed in RUNS]
+    gains = [np.where(c, LENGTH, absent * LENGTH) for c in coins]
+    seen = np.concatenate([bench.updates(np.diag(g), bug, seed=seed) for g, seed in zip(gains, RUNS, strict=True)], axis=1)
+    if not np.isfinite(seen).all():
+        return "an update is not finite"
+    observed = whitebox.Observed(seen, np.concatenate(coins), _layers(bench))
     allowed = (1 + family.advantage(1.0)) / 2
-    name, right, counted, limit = whitebox.best_attack(whitebox.Observed(seen, coins, groups), claim, 0.99)
+    name, right, counted, limit = whitebox.best_attack(observed, claim, 0.99)
     if limit <= allowed:
         return None
     return f"{right} of {counted} coins guessed by {name}: at least {limit:.3f}, where the claim allows {allowed:.3f}"
+
+
+def _layers(bench: Bench) -> dict[str, NDArray[np.bool_]]:
+    """The canaries of each parameter tensor, over all runs."""
+    positions = np.tile(np.arange(dimension(bench)), len(RUNS))
+    return {name: (positions >= place.start) & (positions < place.stop) for name, place in bench.parameters.items()}
 
 
 def sensitivity(bench: Bench, bug: Bug) -> str | None:
@@ -97,6 +101,12 @@ def not_a_number(bench: Bench, bug: Bug) -> str | None:
     """A record whose gradient is NaN or infinite adds exactly nothing."""
     seen, expected = bench.overflowing(bug)
     return None if np.allclose(seen, expected, atol=1e-6) else "a record with a gradient that is not finite changed the sum"
+
+
+def permit(bench: Bench, bug: Bug) -> str | None:
+    """No more steps are released than were billed: the ledger's permit refuses the next one."""
+    released = len(bench.updates(np.zeros((4, dimension(bench))), bug))
+    return None if released <= bench.steps else f"{released} steps were released, {bench.steps} billed"
 
 
 def divisor(bench: Bench, bug: Bug) -> str | None:
@@ -204,6 +214,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "replace-one audit": replaced,
     "sensitivity": sensitivity,
     "not a number": not_a_number,
+    "permit": permit,
     "divisor": divisor,
     "noise alone": noise_alone,
     "noise and data": noise_and_data,

@@ -23,7 +23,8 @@ from dpfy.core.random import Randomness
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ATTACKS = 3
+NOISES = {"": 1.0, " at 0.71 of the noise": 0.5**0.5, " at half the noise": 0.5}
+ATTACKS = len(NOISES) + 1
 
 SHOWS = (
     "what an attacker learns who chooses the canaries' gradients and sees every noisy update; at or below the claim, the code that "
@@ -80,13 +81,13 @@ def ratio(observed: Observed, claim: Claim, noise: float = 1.0) -> NDArray[np.fl
 def best_attack(observed: Observed, claim: Claim, confidence: float, seed: int = 0) -> tuple[str, int, int, float]:
     """The attack and group whose share of right guesses has the largest lower limit: (name, right, counted, limit).
 
-    Attacks: the likelihood ratio with threshold 0; the same for half the noise, which is the better one where noise is missing; and
-    the spread over steps, with a threshold chosen on half of the canaries. All limits hold together at `confidence` (Bonferroni).
+    Attacks: the likelihood ratio with threshold 0; the same for less noise, which is better where noise is missing; and the
+    spread over steps, with a threshold chosen on half of the canaries. All limits hold together at `confidence` (Bonferroni).
     """
     members = {"all": np.ones(len(observed.included), dtype=bool), **observed.groups}
     each = _each(confidence, len(members))
     found = []
-    ratios = {"likelihood ratio": ratio(observed, claim), "likelihood ratio at half the noise": ratio(observed, claim, 0.5)}
+    ratios = {f"likelihood ratio{words}": ratio(observed, claim, noise) for words, noise in NOISES.items()}
     for name, chosen in members.items():
         coins = observed.included[chosen]
         for attack, values in ratios.items():

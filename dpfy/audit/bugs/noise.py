@@ -127,7 +127,7 @@ BUGS = (
         "twice as many steps are released as billed",
         AUDIT,
         stream=lambda s: WidePermit(s, shared),
-        steps=20,
+        steps=40,
     ),
-    Bug("steps-beyond-permit", "the loop runs on after the last billed step", AUDIT, steps=40),
+    Bug("steps-beyond-permit", "the loop runs on after the last billed step", "permit", steps=40),
 )
