@@ -147,13 +147,15 @@ def evaluate(training: PrivateTraining, loss: Loss, test: Records | None) -> dic
 @torch.no_grad()
 def confusion(training: PrivateTraining, test: Records | None) -> list[list[int]] | None:
     """How often the averaged weights take each true class (row) of `test` for each class (column); None without few classes."""
+    if test is None:
+        return None
     model, counts = training.model, None
     mode = model.training
     model.eval()
     try:
         with training.averaged():
-            for indices in torch.arange(len(test) if test is not None else 0).split(EVALUATION_BATCH):
-                features, targets = (t.to(training.device) for t in test.take(indices))  # type: ignore[union-attr]
+            for indices in torch.arange(len(test)).split(EVALUATION_BATCH):
+                features, targets = (t.to(training.device) for t in test.take(indices))
                 outputs = model(features)
                 if targets.is_floating_point() or outputs.dim() != 2 or not 2 <= outputs.shape[1] <= MOST_CLASSES:
                     return None
