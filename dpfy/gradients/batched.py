@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import Grads, checked, clipped_sum, trainable, zeros
+from dpfy.gradients.engine import Grads, added, checked, clipped_sum, trainable, zeros
 from dpfy.gradients.loop import alone_where_needed, attached, dense, forget
 from dpfy.gradients.replay import Replay
 
@@ -47,15 +47,13 @@ class BatchedEngine:
         """See :class:`dpfy.gradients.engine.Engine`."""
         params = attached(self._params)
         mask = checked(losses, mask)
-        total = zeros(params)
+        total = zeros(params, clip)
         if not params or not len(losses):
             return Bounded(total, clip.bound)
         names, tensors = list(params), list(params.values())
         for rows in chunks(len(losses), sum(p.numel() for p in tensors), self._chunk_elements):
             per_unit = alone_where_needed(self._replay, losses, rows, tensors, per_example(losses, tensors, rows))
-            part = clipped_sum(per_unit, names, clip, None if mask is None else mask[rows])
-            for name, g in zip(names, part, strict=True):
-                total[name].add_(g)
+            added(total, clipped_sum(per_unit, names, clip, None if mask is None else mask[rows]))
         forget(self._replay)
         return Bounded(total, clip.bound)
 

@@ -102,13 +102,13 @@ class BookkeepingEngine:
         params = attached(self._params)
         mask = checked(losses, mask)
         if not len(losses) or not params:
-            return Bounded(zeros(params), clip.bound)
+            return Bounded(zeros(params, clip), clip.bound)
         with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
             found = self._contributions(losses, params)
             run_jobs(self._jobs)
             self._jobs.clear()
             sums = combine(found, clip, params, mask) if found else {}
-            total = {name: sums[name] if name in sums else torch.zeros_like(p) for name, p in params.items()}
+            total = {name: sums.pop(name) if name in sums else torch.zeros_like(p) for name, p in params.items()} | sums
         forget(self._replay)
         if self._replay is not None and not self._tape.unsettled and not self._strays:
             self._replay.close()  # only strays need it, and it keeps the model's output alive
@@ -150,7 +150,7 @@ class BookkeepingEngine:
 
     def _explain(self, report: Report, batch: int, parts: dict[str, list[Contribution]]) -> None:
         if report.site not in self._lost:
-            for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch)):
+            for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch, report.grad)):
                 name = self._names[p]
                 if isinstance(contribution, Late):
                     if not self._jobs or self._jobs[-1] is not contribution.job:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from dpfy.core import check
@@ -76,9 +76,14 @@ def checked_norm(name: str, value: object) -> float:
     return norm
 
 
+def margin_of(squared_norms: Tensor) -> float:
+    """How far norms of this dtype are inflated."""
+    return MARGIN.get(str(squared_norms.dtype), 2.0**-7)
+
+
 def inflated_norms(squared_norms: Tensor) -> Tensor:
     """Norms from squared norms, rounded up by more than the arithmetic that made them can have lost."""
-    return squared_norms.clamp(min=0).sqrt() * (1.0 + MARGIN.get(str(squared_norms.dtype), 2.0**-7))
+    return squared_norms.clamp(min=0).sqrt() * (1.0 + margin_of(squared_norms))
 
 
 def only_finite(scales: Tensor, squared_norms: Tensor) -> Tensor:
@@ -90,8 +95,235 @@ def shrink(squared_norms: Tensor, norm: float) -> Tensor:
     """min(1, norm / ||g||) with ||g|| rounded up; 0 for non-finite norms; exactly 1 everywhere else when `norm` is infinite."""
     if math.isinf(norm):
         return only_finite(squared_norms.new_ones(squared_norms.shape), squared_norms)
-    return only_finite((norm / inflated_norms(squared_norms)).clamp(max=1.0), squared_norms)
+    lower = norm / (1.0 + margin_of(squared_norms))
+    return squared_norms.clamp(min=0).rsqrt().mul_(lower).clamp_(max=1.0).nan_to_num_(nan=0.0)
 
 
-CLIPS: dict[str, type] = {"flat": FlatClip}
+@dataclass(frozen=True)
+class PerLayerClip:
+    """Clip every layer by itself, each to an equal share of the budget: `norm` / sqrt(number of layers).
+
+    A layer is a module: parameters whose names differ only after the last dot belong together. Cheaper to track than one norm
+    over the whole model, and worse where layers differ in gradient size.
+    """
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", checked_norm("clip_norm", self.norm))
+
+    @property
+    def bound(self) -> Bound:
+        """`norm`: the squares of the shares add up to its square."""
+        return Bound(l2=self.norm)
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """One group for each module path."""
+        order: dict[str, int] = {}
+        return [order.setdefault(name.rpartition(".")[0], len(order)) for name in names]
+
+    def scale(self, squared_norms: Tensor) -> Tensor:
+        """min(1, share / ||g of the layer||), rounded down."""
+        share = self.norm / math.sqrt(len(squared_norms))
+        return shrink(squared_norms, share * (1.0 - 2.0**-50) if math.isfinite(share) else share)
+
+
+@dataclass(frozen=True)
+class GroupClip:
+    """Clip groups of parameters, each to its own norm. A group is named by a prefix of parameter names; the longest match wins.
+
+    `norms[i]` belongs to `prefixes[i]`. The empty prefix matches everything that no other prefix does.
+    """
+
+    prefixes: tuple[str, ...]
+    norms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prefixes", tuple(self.prefixes))
+        object.__setattr__(self, "norms", tuple(checked_norm("clip_norms", n) for n in self.norms))
+        if not self.prefixes or len(self.prefixes) != len(self.norms) or len(set(self.prefixes)) != len(self.prefixes):
+            raise InvalidInput("clip_prefixes", self.prefixes, f"must be different and as many as clip_norms ({len(self.norms)})")
+
+    @property
+    def bound(self) -> Bound:
+        """The root of the sum of the squared norms, rounded up."""
+        return Bound(l2=math.hypot(*self.norms) * (1.0 + 2.0**-50))
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """The group of the longest prefix of each name; a name without one is an error."""
+        found = []
+        for name in names:
+            fitting = [i for i, prefix in enumerate(self.prefixes) if name.startswith(prefix)]
+            if not fitting:
+                raise InvalidInput("clip_prefixes", self.prefixes, f"no prefix matches parameter {name!r}; add the empty prefix")
+            found.append(max(fitting, key=lambda i: len(self.prefixes[i])))
+        return found
+
+    def scale(self, squared_norms: Tensor) -> Tensor:
+        """min(1, norm of the group / ||g of the group||), rounded down."""
+        import torch
+
+        return torch.stack([shrink(row, norm) for row, norm in zip(squared_norms, self.norms, strict=False)])
+
+
+@dataclass(frozen=True)
+class AutomaticClip:
+    """Normalise instead of clipping: every gradient is multiplied by norm / (||g|| + gamma) (Bu et al. 2023, "Automatic clipping").
+
+    Guarantees: every contribution is strictly shorter than `norm`. The learning rate and `norm` act only through their product.
+    """
+
+    norm: float
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", checked_norm("clip_norm", self.norm))
+        object.__setattr__(self, "gamma", check.positive("gamma", self.gamma))
+        _finite("clip_norm", self.norm)
+
+    @property
+    def bound(self) -> Bound:
+        """`norm`."""
+        return Bound(l2=self.norm)
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """All parameters in group 0."""
+        return [0] * len(names)
+
+    def scale(self, squared_norms: Tensor) -> Tensor:
+        """norm / (||g|| + gamma)."""
+        return only_finite(self.norm / (inflated_norms(squared_norms) + self.gamma), squared_norms)
+
+
+@dataclass(frozen=True)
+class PsacClip:
+    """Normalising with a weight that does not favour tiny gradients: norm / (||g|| + gamma / (||g|| + gamma)) (Xia et al. 2023, PSAC).
+
+    Guarantees: every contribution is strictly shorter than `norm`.
+    """
+
+    norm: float
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", checked_norm("clip_norm", self.norm))
+        object.__setattr__(self, "gamma", check.positive("gamma", self.gamma))
+        _finite("clip_norm", self.norm)
+
+    @property
+    def bound(self) -> Bound:
+        """`norm`."""
+        return Bound(l2=self.norm)
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """All parameters in group 0."""
+        return [0] * len(names)
+
+    def scale(self, squared_norms: Tensor) -> Tensor:
+        """norm / (||g|| + gamma / (||g|| + gamma))."""
+        norms = inflated_norms(squared_norms)
+        return only_finite(self.norm / (norms + self.gamma / (norms + self.gamma)), squared_norms)
+
+
+@dataclass(frozen=True)
+class QuantileClip:
+    """Flat clipping whose norm follows a private quantile of the gradient norms (Andrew et al. 2021).
+
+    Beside its clipped gradient each unit adds one coordinate, `count_weight` * norm * (1/2 or -1/2), that says whether it was short
+    enough to pass unclipped. Both are released together: the bound covers the coordinate, and one noise protects the whole vector.
+    After a release, :meth:`updated` gives the rule for the next step.
+
+    Guarantees: gradient and count coordinate together have norm at most `bound`.
+    """
+
+    norm: float
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_weight: float = 0.2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", checked_norm("clip_norm", self.norm))
+        _finite("clip_norm", self.norm)
+        object.__setattr__(self, "quantile", check.inside_unit("quantile", self.quantile))
+        object.__setattr__(self, "learning_rate", check.positive("clip_learning_rate", self.learning_rate))
+        object.__setattr__(self, "count_weight", check.positive("count_weight", self.count_weight))
+
+    @property
+    def bound(self) -> Bound:
+        """The norm of gradient and count coordinate together, rounded up."""
+        return Bound(l2=math.hypot(self.norm, self.norm * self.count_weight / 2) * (1.0 + 2.0**-20))
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """All parameters in group 0."""
+        return [0] * len(names)
+
+    def scale(self, squared_norms: Tensor) -> Tensor:
+        """min(1, norm / ||g||), rounded down."""
+        return shrink(squared_norms, self.norm)
+
+    def count(self, scale: Tensor) -> Tensor:
+        """[batch] count coordinates, from the multipliers of the clip group: positive for units that pass unclipped."""
+        short = (scale[0] >= 1.0).to(scale.dtype) - 0.5
+        return short * (self.norm * self.count_weight)
+
+    def updated(self, noisy_count: float, expected_batch: float) -> QuantileClip:
+        """The rule for the next step, from the released sum of count coordinates: post-processing, hence free."""
+        share = noisy_count / (self.norm * self.count_weight) / expected_batch + 0.5
+        step = self.learning_rate * (min(max(share, 0.0), 1.0) - self.quantile)
+        return replace(self, norm=max(self.norm * math.exp(-step), LEAST_NORM))
+
+
+@dataclass(frozen=True)
+class MicrobatchClip:
+    """Clip the mean gradient of every `size` examples instead of each example's: fewer norms, and a worse guarantee for the noise.
+
+    One example can turn the clipped mean of its group from one vector of length `norm` into another, so it changes the sum by up to
+    twice `norm`: the bound is 2 * `norm`, against `norm` for flat clipping. Offered for comparison with older work.
+    Hand the engine :meth:`losses`; the groups must not depend on the data.
+    """
+
+    norm: float
+    size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", checked_norm("clip_norm", self.norm))
+        object.__setattr__(self, "size", check.integer("microbatch size", self.size))
+
+    @property
+    def bound(self) -> Bound:
+        """2 * `norm`."""
+        return Bound(l2=2 * self.norm)
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """All parameters in group 0."""
+        return [0] * len(names)
+
+    def scale(self, squared_norms: Tensor) -> Tensor:
+        """min(1, norm / ||mean g||), rounded down."""
+        return shrink(squared_norms, self.norm)
+
+    def losses(self, losses: Tensor) -> Tensor:
+        """Mean losses of consecutive groups of `size`: one per microbatch."""
+        if len(losses) % self.size:
+            raise InvalidInput("losses", f"{len(losses)} losses", f"must be a multiple of the microbatch size {self.size}")
+        return losses.unflatten(0, (-1, self.size)).mean(1)
+
+
+def _finite(name: str, value: float) -> None:
+    if math.isinf(value):
+        raise InvalidInput(name, value, "must be finite for this clip rule")
+
+
+COUNT = "clip.count"
+"""The name under which a bounded sum carries the count coordinate of :class:`QuantileClip`."""
+
+CLIPS: dict[str, type] = {
+    "flat": FlatClip,
+    "per-layer": PerLayerClip,
+    "per-group": GroupClip,
+    "automatic": AutomaticClip,
+    "psac": PsacClip,
+    "quantile": QuantileClip,
+    "microbatch": MicrobatchClip,
+}
 """The fixed table of names under which clip rules are saved as JSON."""

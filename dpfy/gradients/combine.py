@@ -10,7 +10,7 @@ from torch import Tensor
 from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contribution import Contribution, Direct, Late, Outer
-from dpfy.gradients.engine import cautious, group_rows, silence
+from dpfy.gradients.engine import cautious, count_of, group_rows, silence
 
 JOIN_ELEMENTS = 2**22
 """Direct gradients up to this size are copied side by side; larger ones are worth their own pass."""
@@ -34,13 +34,31 @@ def combine(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Ten
     squared_norms = torch.stack([torch.zeros_like(some) if n is None else n for n in norms])
     squared_norms = cautious(squared_norms, _narrowest(found, params))
     scale = silence(clip.scale(squared_norms), squared_norms, mask)
-    keep = squared_norms.isfinite().all(0)
+    flag = Flag(squared_norms.isfinite().all())
     sums = _weigh(rests, scale, params)
-    if not bool(keep.all()):
-        # Asked only now, when everything is on its way: on a GPU the question waits for the norms alone.
+    if not flag.value():
+        keep = squared_norms.isfinite().all(0)
         cleaned = [(small and small.cleaned(keep), {n: part.cleaned(keep) for n, part in large.items()}) for small, large in rests]
         sums = _weigh(cleaned, scale, params)
-    return sums
+    return sums | count_of(clip, scale)
+
+
+class Flag:
+    """A truth value on its way from the device: work that is launched after it does not delay its arrival."""
+
+    def __init__(self, flag: Tensor) -> None:
+        self._here, self._event = flag, None
+        if flag.is_cuda:
+            self._here = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._here.copy_(flag, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def value(self) -> bool:
+        """Wait for it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return bool(self._here)
 
 
 def _weigh(

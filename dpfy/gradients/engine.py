@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bounded
-from dpfy.gradients.clip import Clip
+from dpfy.gradients.clip import COUNT, Clip, QuantileClip
 
 Grads = dict[str, Tensor]
 """Parameter name to tensor, trainable parameters only, names as in ``model.named_parameters()``, shared parameters once."""
@@ -91,7 +91,7 @@ def cautious(squared_norms: Tensor, dtype: torch.dtype) -> Tensor:
     return squared_norms * (1.0 + margin) ** 2 if margin else squared_norms
 
 
-def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tensor | None) -> list[Tensor]:
+def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tensor | None) -> Grads:
     """Clip materialised per-unit gradients (each of shape [units, *parameter]) and sum them over the units.
 
     Guarantees: units that are masked out or not finite add exactly zero, whatever their tensors hold.
@@ -102,17 +102,25 @@ def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tens
     squared_norms = torch.stack([torch.stack([squares[i] for i in members]).sum(0) for members in rows])
     squared_norms = cautious(squared_norms, max((g.dtype for g in per_unit), key=lambda d: torch.finfo(d).eps))
     scale = silence(clip.scale(squared_norms), squared_norms, mask)
-    sums: list[Tensor] = [torch.empty(0)] * len(per_unit)
+    sums: Grads = {}
     for members, multiplier in zip(rows, scale, strict=True):
         keep = multiplier > 0
         for i in members:
             clean = torch.where(keep.view(-1, *[1] * (per_unit[i].dim() - 1)), per_unit[i], 0.0)
-            sums[i] = torch.tensordot(multiplier.to(clean.dtype), clean, dims=1)
-    return sums
+            sums[names[i]] = torch.tensordot(multiplier.to(clean.dtype), clean, dims=1)
+    return sums | count_of(clip, scale)
+
+
+def added(total: Grads, part: Grads) -> None:
+    """Add `part` to `total` in place; a name that `total` does not have yet is taken over."""
+    for name, value in part.items():
+        total[name] = total[name].add_(value) if name in total else value
 
 
 def silence(scale: Tensor, squared_norms: Tensor, mask: Tensor | None) -> Tensor:
     """Zero the multipliers of masked units, and in every group those of a unit with any non-finite group."""
+    if mask is None and len(scale) == 1:
+        return scale  # a rule gives 0 itself where its own group is not finite
     dead = ~squared_norms.isfinite().all(0)
     if mask is not None:
         dead = dead | ~mask
@@ -124,6 +132,16 @@ def narrowest(params: dict[str, nn.Parameter]) -> torch.dtype:
     return max((p.dtype for p in params.values()), key=lambda d: torch.finfo(d).eps)
 
 
-def zeros(params: dict[str, nn.Parameter]) -> Grads:
+def count_of(clip: Clip, scale: Tensor) -> Grads:
+    """The summed count coordinate of a rule that has one; units with multiplier 0 in every group are left out."""
+    if not isinstance(clip, QuantileClip):
+        return {}
+    live = (scale > 0).any(0)
+    return {COUNT: torch.where(live, clip.count(scale), 0.0).sum()}
+
+
+def zeros(params: dict[str, nn.Parameter], clip: Clip) -> Grads:
     """The sum over no units."""
-    return {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name, p in params.items()}
+    none = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name, p in params.items()}
+    some = next(iter(none.values()), torch.zeros(()))
+    return none | ({COUNT: some.new_zeros(())} if isinstance(clip, QuantileClip) else {})

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import Grads, checked, clipped_sum, trainable, zeros
+from dpfy.gradients.engine import Grads, added, checked, clipped_sum, trainable, zeros
 from dpfy.gradients.replay import Replay
 
 
@@ -36,12 +36,11 @@ class LoopEngine:
         """See :class:`dpfy.gradients.engine.Engine`."""
         params = attached(self._params)
         mask = checked(losses, mask)
-        total = zeros(params)
+        total = zeros(params, clip)
         names = list(params)
         for i in range(len(losses) if params else 0):
             if mask is None or mask[i]:
-                for name, g in zip(names, clipped_sum(self._one(losses, i, list(params.values())), names, clip, None), strict=True):
-                    total[name].add_(g)
+                added(total, clipped_sum(self._one(losses, i, list(params.values())), names, clip, None))
         forget(self._replay)
         return Bounded(total, clip.bound)
 

@@ -195,10 +195,16 @@ def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
     return not bool((gap.nan_to_num(nan=0.0, posinf=0.0) > tolerance * size).any())
 
 
-def rows_first(site: Site, batch: int) -> Callable[[Tensor], Tensor]:
+def _as_it_is(t: Tensor) -> Tensor:
+    return t
+
+
+def rows_first(site: Site, batch: int, grad: Tensor) -> Callable[[Tensor], Tensor]:
     """The view of this site's tensors with the examples in front."""
     layout = site.layout
     assert layout is not None
+    if layout is LAYOUTS[0] and grad.shape[0] == batch:
+        return _as_it_is
     fits, front = layout.fits, layout.rows_first
 
     def view(t: Tensor) -> Tensor:
