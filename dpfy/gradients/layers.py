@@ -231,6 +231,58 @@ def padded(module: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return x, tuple(module.padding)
 
 
+def run_transposed(module: Any, tape: Tape, site: Site, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+    """Transposed convolution of any dimension."""
+    count = len(module.kernel_size)
+    if x.dim() != count + 2:
+        return type(module).forward(module, x, output_size)  # type: ignore[no-any-return]
+    extra = tuple(
+        module._output_padding(x, output_size, module.stride, module.padding, module.kernel_size, count, module.dilation)
+    )
+    how = Geometry(module.stride, tuple(module.padding), module.dilation, module.groups, True, extra)
+    weight, bias = module.weight.detach(), constant(module.bias)
+    y = torch.convolution(x, weight, bias, how.stride, how.padding, how.dilation, True, extra, how.groups)
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        return convolution_parts(module, how, view(g), view(saved[0]))
+
+    return tape.tap(y, site, explain, (x,))
+
+
+def run_bag(module: nn.EmbeddingBag, tape: Tape, site: Site, index: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """Sum or mean of table rows, for bags of equal size; other calls run as the module does, outside of this row."""
+    if index.dim() != 2 or any(v is not None for v in (*rest, *options.values())):
+        return type(module).forward(module, index, *rest, **options)
+    y = F.embedding_bag(index, module.weight.detach(), mode=module.mode)
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        grads, where = view(g), view(saved[0])
+        grads = (grads / where.shape[-1] if module.mode == "mean" else grads).unsqueeze(-2).expand(*where.shape, -1)
+        flat = where.reshape(len(where), -1)
+        return wanted([(module.weight, lambda: Rows(flat, grads.reshape(*flat.shape, -1), module.num_embeddings))])
+
+    return tape.tap(y, site, explain, (index,))
+
+
+def fits_bag(module: nn.EmbeddingBag) -> bool:
+    """Sums and means only, without a padding row."""
+    plain = module.max_norm is None and not module.scale_grad_by_freq and module.padding_idx is None
+    return plain and module.mode in ("sum", "mean")
+
+
+def run_transformers_linear(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    """The `Conv1D` of transformers: a linear layer whose weight is stored transposed."""
+    y = torch.addmm(module.bias.detach(), x.reshape(-1, x.shape[-1]), module.weight.detach())
+    shape = torch.Size((*x.shape[:-1], y.shape[-1]))
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        outs, ins = as_positions(view(g)), as_positions(view(saved[0]))
+        bias = wanted([(module.bias, lambda: Direct(total(outs, 1)))])
+        return wanted([(module.weight, lambda: Outer(ins.to(outs.dtype), outs))]) + bias
+
+    return tape.tap(y, site, explain, (x,), shape).view(shape)
+
+
 LAYERS: dict[type, Row] = {
     nn.Linear: Row(run_linear),
     nn.Embedding: Row(run_embedding, fits_embedding),
@@ -243,12 +295,22 @@ LAYERS: dict[type, Row] = {
     nn.Conv1d: Row(run_convolution),
     nn.Conv2d: Row(run_convolution),
     nn.Conv3d: Row(run_convolution),
+    nn.ConvTranspose1d: Row(run_transposed),
+    nn.ConvTranspose2d: Row(run_transposed),
+    nn.ConvTranspose3d: Row(run_transposed),
+    nn.EmbeddingBag: Row(run_bag, fits_bag),
 }
 """Layer type to its row. A subclass counts only if it runs the very forward of the type in the table."""
+
+FOREIGN: dict[tuple[str, str], Row] = {("transformers.pytorch_utils", "Conv1D"): Row(run_transformers_linear)}
+"""Rows of layers of optional packages, by module and class name, so that nothing need be imported."""
 
 
 def row_for(module: nn.Module) -> Row | None:
     """The row of `module`, or None if nothing here explains it."""
+    foreign = FOREIGN.get((type(module).__module__, type(module).__name__))
+    if foreign is not None and "forward" not in vars(module) and plain_parameters(module):
+        return foreign
     for kind in type(module).__mro__:
         row = LAYERS.get(kind)
         if row is not None:

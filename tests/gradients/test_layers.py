@@ -64,6 +64,75 @@ def convolution(dimensions: int) -> Draw:
     return draw
 
 
+def transposed(dimensions: int) -> Draw:
+    kinds = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+
+    def draw(r: random.Random) -> Case:
+        groups, stride = r.choice([1, 2]), r.randint(1, 3)
+        layer = kinds[dimensions](
+            groups * r.randint(1, 3),
+            groups * r.randint(1, 3),
+            r.randint(1, 3),
+            stride=stride,
+            padding=r.randint(0, 1) if stride == 1 else 0,
+            output_padding=r.randint(0, stride - 1),
+            dilation=r.randint(1, 2) if stride == 1 else stride,
+            groups=groups,
+            bias=r.random() < 0.7,
+        )
+        return layer, floats(r.randint(1, 4), layer.in_channels, *[r.randint(3, 5) for _ in range(dimensions)])
+
+    return draw
+
+
+def embedding_bag(r: random.Random) -> Case:
+    rows, shape = r.randint(2, 12), (r.randint(1, 6), r.randint(1, 5))
+    return nn.EmbeddingBag(rows, r.randint(1, 6), mode=r.choice(["sum", "mean"])), torch.randint(0, rows, shape)
+
+
+class Attention(nn.Module):
+    """MultiheadAttention as one layer with one input."""
+
+    def __init__(self, width: int, heads: int, batch_first: bool) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(width, heads, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inner.batch_first:
+            return self.inner(x, x, x, need_weights=False)[0]
+        x = x.transpose(0, 1)
+        return self.inner(x, x, x, need_weights=False)[0].transpose(0, 1)
+
+
+def attention(r: random.Random) -> Case:
+    heads = r.randint(1, 2)
+    return Attention(heads * 3, heads, r.random() < 0.5), floats(r.randint(1, 5), r.randint(1, 5), heads * 3)
+
+
+class Recurrent(nn.Module):
+    """The outputs of a recurrent layer."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]
+
+
+def recurrent(kind: type[nn.Module]) -> Draw:
+    def draw(r: random.Random) -> Case:
+        inner = kind(3, 4, num_layers=r.randint(1, 2), bidirectional=r.random() < 0.3, batch_first=True)
+        return Recurrent(inner), floats(r.randint(1, 4), r.randint(1, 4), 3)
+
+    return draw
+
+
+def prelu(r: random.Random) -> Case:
+    channels = r.randint(1, 4)
+    return nn.PReLU(r.choice([1, channels])), floats(r.randint(1, 5), channels, r.randint(1, 4))
+
+
 def layer_norm(r: random.Random) -> Case:
     shape = [r.randint(2, 5) for _ in range(r.randint(1, 2))]
     middle = [r.randint(1, 4) for _ in range(r.randint(0, 2))]
@@ -96,6 +165,15 @@ DRAWS: dict[str, Draw] = {
     "conv1d": convolution(1),
     "conv2d": convolution(2),
     "conv3d": convolution(3),
+    "transposed 1d": transposed(1),
+    "transposed 2d": transposed(2),
+    "transposed 3d": transposed(3),
+    "embedding bag": embedding_bag,
+    "attention": attention,
+    "rnn": recurrent(nn.RNN),
+    "lstm": recurrent(nn.LSTM),
+    "gru": recurrent(nn.GRU),
+    "prelu": prelu,
     "layer norm": layer_norm,
     "rms norm": rms_norm,
     "group norm": group_norm,
@@ -135,7 +213,7 @@ def test_layer_equals_loop(kind: str, seed: int) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
-    twist = floats(20_000)
+    twist = floats(60_000)
     reference = answer(LoopEngine(), model, x, twist, FlatClip(math.inf))
     length = math.sqrt(sum(float(g.square().sum()) for g in reference.values())) / len(x)
     for clip in (FlatClip(math.inf), FlatClip(max(0.5 * length, 1e-6))):
@@ -153,7 +231,7 @@ def test_frozen_half_of_a_layer(kind: str, frozen: str) -> None:
     if getattr(layer, frozen) is None:
         pytest.skip("this draw has no such parameter")
     getattr(layer, frozen).requires_grad_(False)
-    twist = floats(20_000)
+    twist = floats(60_000)
     expected = answer(LoopEngine(), model, x, twist, FlatClip(0.3))
     assert f"0.{frozen}" not in expected
     assert distance(answer(BookkeepingEngine(), model, x, twist, FlatClip(0.3), steps=2), expected) < 1e-9
