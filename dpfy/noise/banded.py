@@ -45,24 +45,21 @@ class Banded(Toeplitz):
 
     def init(self, like: Grads) -> State:
         """A ring of bands - 1 past outputs; nothing for one band."""
-        return memory.stacks(like, self.bands - 1) if self.bands > 1 else {}
+        return memory.stack(like, self.bands - 1) if self.bands > 1 else {}
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """The step's draw less c_1 .. c_(p-1) times the last outputs, over c_0."""
-        noise = draw(step)
+        fresh = draw(step)
         first, ring = self.coefficient[0], self.bands - 1
+        z = memory.flat(fresh)
+        if first != 1:
+            z = z / memory.rounded([first], z)[0]
         if ring:
-            # Slot s of the ring holds the output of the last step that is s modulo the ring, i.e. ((step - 1 - s) % ring) + 1 ago.
-            weights = [-self.coefficient[(step - 1 - slot) % ring + 1] / first for slot in range(ring)]
-            noise = {
-                name: z.div(memory.rounded([first], z)[0]).add_(memory.weighted(state[name], memory.vector(weights, z)))
-                for name, z in noise.items()
-            }
-            for name, y in noise.items():
-                state[name][step % ring].copy_(y)
-        elif first != 1:
-            noise = {name: z.div(memory.rounded([first], z)[0]) for name, z in noise.items()}
-        return noise, state
+            past = state[memory.PAST]
+            # Row r of the ring holds the output of the last step that is r modulo the ring, i.e. ((step - 1 - r) % ring) + 1 ago.
+            weights = [-self.coefficient[(step - 1 - row) % ring + 1] / first for row in range(ring)]
+            z = memory.plus_weighted(z, past, weights, keep=step % ring)
+        return memory.split(z, fresh), state
 
 
 @dataclass(frozen=True)

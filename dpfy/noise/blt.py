@@ -67,18 +67,9 @@ class Blt(Toeplitz):
 
     def init(self, like: Grads) -> State:
         """Empty buffers."""
-        return memory.stacks(like, len(self.theta))
+        return memory.stack(like, len(self.theta))
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """The step's draw less omega times the buffers; the buffers decay by theta and take up the output."""
-        noise: Grads = {}
-        for name, z in draw(step).items():
-            past = state[name]
-            theta, omega = memory.rounded(self.theta, z), memory.rounded(self.omega, z)
-            y = z.sub(past[0], alpha=omega[0])
-            for buffer, weight in zip(past[1:], omega[1:], strict=True):
-                y.sub_(buffer, alpha=weight)
-            for buffer, decay in zip(past, theta, strict=True):
-                buffer.mul_(decay).add_(y)
-            noise[name] = y
-        return noise, state
+        fresh = draw(step)
+        return memory.split(memory.feed_back(memory.flat(fresh), state[memory.PAST], self.theta, self.omega), fresh), state

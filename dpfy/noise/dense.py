@@ -72,7 +72,7 @@ class Dense:
 
     def init(self, like: Grads) -> State:
         """Room for the first output; doubles as the run goes on."""
-        return memory.stacks(like, 1)
+        return memory.stack(like, 1)
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """Forward substitution with the past outputs."""
@@ -80,17 +80,15 @@ class Dense:
             raise InvalidInput("step", step, f"the dense strategy has {len(self.rows)} steps")
         row = self.rows[step]
         weights = [-value / row[-1] for value in row[:-1]]
-        noise: Grads = {}
-        for name, z in draw(step).items():
-            past = state[name]
-            y = z.div(memory.rounded(row[-1:], z)[0])
-            if step:
-                y.add_(memory.weighted(past[:step], memory.vector(weights, z)))
-            if step == len(past):
-                state[name] = past = memory.doubled(past)
-            past[step].copy_(y)
-            noise[name] = y
-        return noise, state
+        fresh = draw(step)
+        z, past = memory.flat(fresh), state[memory.PAST]
+        y = z / memory.rounded(row[-1:], z)[0]
+        if step:
+            y = memory.plus_weighted(y, past[:step], weights)
+        if step == len(past):
+            past = memory.doubled(past)
+        past[step].copy_(y)
+        return memory.split(y, fresh), {memory.PAST: past}
 
 
 def dense(matrix: Sequence[Sequence[float]] | NDArray[np.float64]) -> Dense:

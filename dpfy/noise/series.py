@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dpfy.core.errors import InvalidInput
@@ -84,6 +85,7 @@ def checked(name: str, coefficients: Sequence[float]) -> tuple[float, ...]:
     return values
 
 
+@lru_cache(maxsize=65536)
 def single(value: float) -> float:
     """`value` rounded toward zero to single precision.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Grads = dict[str, "Tensor"]
 State = dict[str, "Tensor"]
 Draw = Callable[[int], Grads]
-"""`draw(s)` is the independent standard Gaussian noise of step s; asking twice gives the same numbers."""
+"""`draw(s)` is the independent standard Gaussian noise of step s; asking twice gives the same numbers, in new memory."""
 
 
 class Strategy(Protocol):

@@ -63,17 +63,15 @@ class SquareRoot(Toeplitz):
 
     def init(self, like: Grads) -> State:
         """Room for the first draw; doubles as the run goes on."""
-        return memory.stacks(like, 1)
+        return memory.stack(like, 1)
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """The step's own draw, less a little of each earlier one."""
         fresh = draw(step)
-        noise: Grads = {}
+        z, past = memory.flat(fresh), state[memory.PAST]
         weights = [float(d) for d in self.noising(step + 1)[:0:-1]]
-        for name, z in fresh.items():
-            past = state[name]
-            noise[name] = z.add(memory.weighted(past[:step], memory.vector(weights, z))) if step else z
-            if step == len(past):
-                state[name] = past = memory.doubled(past)
-            past[step].copy_(z)
-        return noise, state
+        noise = memory.plus_weighted(z, past[:step], weights) if step else z
+        if step == len(past):
+            past = memory.doubled(past)
+        past[step].copy_(z)
+        return memory.split(noise, fresh), {memory.PAST: past}
