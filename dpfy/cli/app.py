@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpfy import __version__
-from dpfy.cli import account, calibrate, train, verify
+from dpfy.cli import account, calibrate, compare, compare_mechanisms, train, verify
 from dpfy.core.errors import DpfyError
 
 HELP = """Differentially private machine learning: the guarantee printed is the guarantee delivered.
@@ -25,6 +25,8 @@ app.command("train")(train.train)
 app.command("verify")(verify.verify)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
+compare.app.command("mechanisms")(compare_mechanisms.mechanisms)
+app.add_typer(compare.app, name="compare")
 
 
 @app.callback()

@@ -1,0 +1,43 @@
+"""`dpfy compare mechanisms`: every proven way to add noise, calibrated to one guarantee, least error first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def mechanisms(
+    records: Annotated[int, typer.Option(help="Public number of training records.")],
+    batch_size: Annotated[float, typer.Option(help="Mean size of a batch.")],
+    steps: Annotated[int, typer.Option(help="Noisy steps.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon that every mechanism is calibrated to.")],
+    delta: Annotated[float, typer.Option(help="Delta; below 1/records.")],
+    sampling: Annotated[str, typer.Option(help="any, poisson or fixed-order: what can be done with your data.")] = "any",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw C, its inverse and the accumulation of noise into this file (SVG, PNG).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, one object a mechanism.")] = False,
+) -> None:
+    """Compare mechanisms at one guarantee by the error they leave in the sums of mean gradients (clip norm 1). Looks at no data."""
+    from dpfy.core import check
+    from dpfy.plan.auto import SAMPLINGS, Target, compare
+
+    check.one_of("sampling", sampling, SAMPLINGS)
+    found = compare(records, batch_size, steps, Target(epsilon, delta), sampling=sampling)
+    if plot is not None:
+        from dpfy.report.mechanisms import draw
+
+        draw(plot, found)
+    if as_json:
+        print(json.dumps([row.to_json() for row in found]))
+        return
+    print(f"{'mechanism':<20}{'sampling':<16}{'noise':>10}{'noise std':>12}{'rmse':>12}{'max error':>12}{'buffers':>9}")
+    for candidate in found:
+        row = candidate.to_json()
+        numbers = f"{row['noise_multiplier']:>10.4f}{row['noise_std']:>12.4f}{row['rmse']:>12.6f}{row['max_error']:>12.6f}"
+        print(f"{row['mechanism']:<20}{row['sampling']:<16}{numbers}{row['buffers']:>9}")
+    if plot is not None:
+        print(f"picture: {plot}")

@@ -1,0 +1,83 @@
+"""Pictures of correlated noise: the matrix C, its inverse, and how noise accumulates with and without correlation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpfy.plan.auto import Candidate
+
+MOST_STEPS = 512
+"""Matrices are drawn up to this size; a longer run is drawn by its first steps."""
+
+
+def draw(path: Path, found: tuple[Candidate, ...]) -> None:
+    """Draw the best correlated candidate's C and C^-1, the distribution of C^-1, and the accumulation of noise of all candidates."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    best = next((c for c in found if c.buffers), found[0])
+    figure, axes = pyplot.subplots(2, 2, figsize=(10, 8.5), layout="constrained")
+    encoder, noise = _matrices(best)
+    for place, matrix, title in ((axes[0, 0], encoder, "C"), (axes[0, 1], noise, "inverse of C")):
+        _structure(place, matrix, f"{title}: {best.mechanism}, {best.sampling}")
+    _entries(axes[1, 0], noise)
+    _accumulation(axes[1, 1], found)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _matrices(candidate: Candidate) -> tuple[Any, Any]:
+    from dpfy.noise.error import measured
+
+    recipe = candidate.plan.recipe
+    known: Any = measured(recipe.strategy)
+    encoder, noise = known.encoder(recipe.steps), known.noise_matrix(recipe.steps)
+    return encoder[:MOST_STEPS, :MOST_STEPS], noise[:MOST_STEPS, :MOST_STEPS]
+
+
+def _structure(axes: Any, matrix: Any, title: str) -> None:
+    import numpy as np
+
+    limit = float(np.abs(matrix).max())
+    scale = "symlog" if limit > 0 else "linear"
+    image = axes.imshow(matrix, cmap="RdBu_r", norm=_norm(limit, scale), interpolation="nearest")
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)
+    axes.set_title(title)
+    axes.set_xlabel("step of the draw")
+    axes.set_ylabel("step")
+
+
+def _norm(limit: float, scale: str) -> Any:
+    from matplotlib import colors
+
+    return colors.SymLogNorm(linthresh=limit * 1e-2, vmin=-limit, vmax=limit) if scale == "symlog" else colors.Normalize(-1, 1)
+
+
+def _entries(axes: Any, noise: Any) -> None:
+    values = noise[noise != 0]
+    axes.hist(values, bins=80, log=True)
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_title("entries of the inverse that are not zero: negative ones cancel noise")
+    axes.set_xlabel("entry")
+    axes.set_ylabel("count")
+
+
+def _accumulation(axes: Any, found: tuple[Candidate, ...]) -> None:
+    import numpy as np
+
+    from dpfy.noise.error import variances
+
+    for candidate in found:
+        recipe = candidate.plan.recipe
+        sensitivity = recipe.strategy.sensitivity(recipe.sampler.participation, recipe.steps)
+        scale = candidate.plan.noise_multiplier * sensitivity / recipe.expected_batch
+        path = scale * np.sqrt(variances(recipe.strategy, recipe.steps))
+        axes.plot(np.arange(1, recipe.steps + 1), path, label=f"{candidate.mechanism}, {candidate.sampling}")
+    axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_title("noise in the sum of mean gradients so far")
+    axes.legend(fontsize="small")
