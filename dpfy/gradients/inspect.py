@@ -1,0 +1,167 @@
+"""What an engine will do with a model: every layer's route, its expected cost against plain training, and what is not supported."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.core.errors import DpfyError
+from dpfy.gradients.checker import check_model, probe_mixing
+from dpfy.gradients.contribution import KEEP_ELEMENTS, PASS_COST
+from dpfy.gradients.layers import row_for
+from dpfy.gradients.select import choose
+from dpfy.gradients.structure import tensors_in
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One module with parameters of its own. Costs are multiply-adds for one example; `memory` counts elements kept for the batch."""
+
+    path: str
+    kind: str
+    parameters: int
+    trainable: int
+    positions: int
+    route: str
+    plain: float
+    extra: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The whole model: engine, layers, expected ratio of time to the plain step (without noise), and problems found."""
+
+    engine: str
+    layers: tuple[LayerView, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def time_ratio(self) -> float:
+        """Expected time of a private step over a plain one, by counted arithmetic; noise and launches come on top."""
+        plain = sum(layer.plain for layer in self.layers)
+        return 1.0 + sum(layer.extra for layer in self.layers) / plain if plain else 1.0
+
+    @property
+    def kept_elements(self) -> int:
+        """Elements held beside what plain training holds."""
+        return sum(layer.memory for layer in self.layers)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "engine": self.engine,
+            "expected_time_ratio": round(self.time_ratio, 3),
+            "kept_elements": self.kept_elements,
+            "problems": list(self.problems),
+            "layers": [asdict(layer) for layer in self.layers],
+        }
+
+    def table(self) -> str:
+        """The inspection as text."""
+        head = ("layer", "kind", "parameters", "positions", "route", "extra time")
+        rows = [
+            (v.path, v.kind, f"{v.parameters:,}", str(v.positions), v.route, f"{100 * v.extra / v.plain:.0f}%" if v.plain else "-")
+            for v in self.layers
+        ]
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
+        lines.append(f"{self.engine}; expected time against plain training, without noise: {self.time_ratio:.2f}x")
+        return "\n".join(lines + [f"NOT SUPPORTED: {problem}" for problem in self.problems])
+
+
+def inspect(model: nn.Module, sample: Tensor | tuple[Tensor, ...]) -> Inspection:
+    """Look at `model` with a public or random `sample` batch: routes, expected costs, problems. Nothing is changed or trained.
+
+    Guarantees: what :func:`check_model` or :func:`probe_mixing` would refuse is listed under problems, with its way out.
+    """
+    inputs = sample if isinstance(sample, tuple) else (sample,)
+    shapes = _shapes(model, inputs)
+    views = []
+    for path, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own:
+            views.append(_view(path or "(model)", module, own, shapes.get(path, []), len(inputs[0])))
+    try:
+        engine = choose(model)[1]
+    except DpfyError as error:
+        engine = f"no engine: {error}"
+    return Inspection(engine, tuple(views), tuple(_problems(model, inputs)))
+
+
+def _problems(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:
+    found = []
+    for check in (lambda: check_model(model), lambda: probe_mixing(model, inputs)):
+        try:
+            check()
+        except DpfyError as error:
+            found.append(str(error))
+    return found
+
+
+def _shapes(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, list[torch.Size]]:
+    """Output shapes of every call of every module that has parameters."""
+    seen: dict[str, list[torch.Size]] = {}
+
+    def watch(path: str) -> Any:
+        def hook(module: nn.Module, args: object, output: object) -> None:
+            seen.setdefault(path, []).extend(t.shape for t in tensors_in(output))
+
+        return hook
+
+    handles = [m.register_forward_hook(watch(path)) for path, m in model.named_modules() if list(m.parameters(recurse=False))]
+    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        with torch.no_grad():
+            for name, b in model.named_buffers():
+                b.copy_(buffers[name])
+    return seen
+
+
+def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[torch.Size], batch: int) -> LayerView:
+    count = sum(p.numel() for p in own)
+    wanted = sum(p.numel() for p in own if p.requires_grad)
+    matrix = max(own, key=lambda p: p.numel())
+    positions = sum(_positions(module, shape, batch) for shape in shapes)
+    plain = 3.0 * positions * matrix.numel() if matrix.dim() > 1 else 6.0 * positions * matrix.numel()
+    route, extra, memory = "frozen: no work", 0.0, 0
+    if wanted and row_for(module) is None:
+        route, extra = "taken apart where examples are separate", 2.0 * batch * positions * matrix.numel()
+    elif wanted:
+        route, extra, memory = _route(module, matrix, positions, batch)
+    return LayerView(path, type(module).__name__, count, wanted, positions, route, plain, extra, memory)
+
+
+def _positions(module: nn.Module, shape: torch.Size, batch: int) -> int:
+    """Positions of one example at which the layer's weights are used."""
+    each = shape.numel() // max(batch, 1)
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return max(1, each // module.out_channels)
+    return max(1, each // shape[-1]) if len(shape) > 1 else 1
+
+
+def _route(module: nn.Module, weight: nn.Parameter, positions: int, batch: int) -> tuple[str, float, int]:
+    """The route of a layer with a row, its extra multiply-adds for one example, and the elements it keeps for the batch."""
+    width = weight.numel()
+    if weight.dim() == 1:
+        return "direct", 2.0 * positions * width, batch * width
+    rows = weight.shape[0]
+    columns = width // rows
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "equal rows", float(positions**2 * columns), 0
+    if positions == 1:
+        return "product of norms", float(rows + columns), 0
+    gram, product = float(positions**2 * (rows + columns)), float(positions * width)
+    if weight.is_cuda:
+        return ("gram kernel", gram / 2, 0) if positions * (rows + columns) <= 2.2 * width else ("products in chunks", product, 0)
+    if batch * width <= KEEP_ELEMENTS and (PASS_COST * width <= 2 * gram or weight.dim() > 2):
+        return "products kept", PASS_COST * width / 4.0, batch * width
+    return ("gram matrices", 2 * gram, 0) if 2 * gram <= product else ("products in chunks", product, 0)
