@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from dpfy.accounting.losses import MOST_POINTS, ROUNDING, Array, Grid, Halves, TooFine
 
-VISIBLE = 1e-4
+LENT = 0.45
+"""The part of its mass that a point may lend to each neighbour."""
+VISIBLE = 2e-3
 """A bound on round-off, relative to delta, from which on extended precision is used."""
 
 
@@ -31,7 +33,7 @@ class Lattice:
     """A tilted measure on the points ``offset + spacing * (start + k)``.
 
     Guarantees: it differs from one that exactly dominates (or is dominated by) the described release by at most `error` in
-    tilted total mass.
+    tilted total mass and by the factor 1 +- `relative` in every mass.
     """
 
     offset: float
@@ -41,6 +43,7 @@ class Lattice:
     tilt: float
     log_scale: float
     error: float
+    relative: float = 0.0
 
     def positions(self) -> Array:
         """The losses of the points."""
@@ -78,24 +81,45 @@ def contract(halves: Halves, grid: Grid) -> Lattice:
 def _lattice(grid: Grid, halves: Halves, index: NDArray[np.int64], weights: Array, shift: float, error: float) -> Lattice:
     dense = np.zeros(int(index[-1] - index[0]) + 1)
     dense[index - index[0]] = weights
-    return Lattice(grid.offset + shift, grid.spacing, int(index[0]), dense, grid.tilt, grid.log_scale, error)
+    return Lattice(grid.offset + shift, grid.spacing, int(index[0]), dense, grid.tilt, grid.log_scale, error, halves.relative)
 
 
 def _merge(halves: Halves, gaps: Array, c: float) -> tuple[Array, float]:
-    """The mass around each point, the points lying `gaps` apart, moved exactly onto the points by merging.
+    """The mass around each point, the points lying `gaps` apart, moved onto the points from above.
 
-    The excess of an atom is the integral of 1 - exp(g - L): zero if its ratio P/Q is that of the point g. An atom above its point
-    is merged with as much of the mass one point below as brings the ratio down to the point, one below with mass from above.
+    Tries the halves as they are and with the outermost atoms opened up, and keeps what loses less.
     """
     up = np.exp(c * gaps)
     left, drop, right, rise = (part.copy() for part in (halves.left, halves.drop, halves.right, halves.rise))
     _drop_ends(left, drop, right, rise, halves.error)
+    plain = _settle(left + right, rise - drop, gaps, up)
     _give_inwards(left, drop, right, rise, gaps, up)
-    weights, excess = left + right, rise - drop
-    from_below, from_above = np.maximum(excess[1:], 0.0) / np.expm1(gaps), np.maximum(-excess[:-1], 0.0) / -np.expm1(-gaps)
+    opened = _settle(left + right, rise - drop, gaps, up)
+    return _nonnegative(max(plain, opened, key=lambda weights: float(weights.sum())), gaps, c, halves.error)
+
+
+def _settle(mass: Array, excess: Array, gaps: Array, up: Array) -> Array:
+    """Atoms put exactly onto their points by merging.
+
+    The excess of an atom is the integral of 1 - exp(g - L): zero if its ratio P/Q is that of the point g. An atom above its point
+    is merged with as much of the mass one point below as brings the ratio down to the point, one below with mass from above. Where
+    the neighbour has too little to lend, only a part `kept` of the atom is merged; the rest is moved down, to its point or to the
+    one before, at the same P-mass. Merging and moving down both lower the privacy curve everywhere, so their sum does.
+    """
+    need_below, need_above = np.maximum(excess[1:], 0.0) / np.expm1(gaps), np.maximum(-excess[:-1], 0.0) / -np.expm1(-gaps)
+    kept = np.ones(len(mass))
+    kept[-1] = float(excess[-1] >= 0)
+    for _ in range(4):  # who keeps less can lend less
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = LENT * kept[1:] * mass[1:] / up / need_above
+        kept[:-1] = np.where(need_above > 0, np.minimum(1.0, share), 1.0)
+    from_above = need_above * kept[:-1]
+    from_below = np.minimum(need_below, LENT * kept[:-1] * mass[:-1] * up)
+    weights = kept * mass
     weights[1:] += from_below - from_above * up
     weights[:-1] += from_above - from_below / up
-    return _nonnegative(weights, gaps, c, halves.error)
+    weights[:-1] += ((1 - kept) * mass)[1:] / up
+    return weights
 
 
 def _drop_ends(left: Array, drop: Array, right: Array, rise: Array, noise: float) -> None:
@@ -108,7 +132,7 @@ def _drop_ends(left: Array, drop: Array, right: Array, rise: Array, noise: float
 
 
 def _give_inwards(left: Array, drop: Array, right: Array, rise: Array, gaps: Array, up: Array) -> None:
-    """Hand the inner half of the outermost atoms to their neighbours until none needs mass from beyond the ends. In place."""
+    """Hand the inner half of the outermost atoms to their neighbours, so that none needs mass from beyond the ends. In place."""
     for k in range(len(gaps)):
         if rise[k] <= drop[k] and left[k] + right[k] > 0:
             break
@@ -236,12 +260,13 @@ def compose(parts: Sequence[tuple[Lattice, int]], tail: float, weight: float = 1
         low -= count * base
     noise = 1.2 * math.sqrt(2) * float(np.linalg.norm(np.minimum(doubt, 2.0) * np.abs(spectrum).astype(np.float64)))
     weights = np.roll(np.fft.irfft(spectrum, size).astype(np.float64), -(low % size))
-    noise += unit * math.sqrt(size) * float(np.linalg.norm(weights)) + ROUNDING
+    noise += unit * math.sqrt(size) * float(np.linalg.norm(weights))
     start = low + sum(count * _base(part) for part, count in parts)
     mass = max(1.0, math.prod(float(part.weights.sum()) ** count for part, count in parts))
     offset, log_scale = sum(count * part.offset for part, count in parts), sum(count * part.log_scale for part, count in parts)
     error = (1.05 * inherited + 4 * tail) * mass + 2 * noise
-    return _trimmed(Lattice(offset, spacing, start, np.maximum(weights, 0.0), tilt, log_scale, error), tail)
+    relative = 2 * ROUNDING + sum(count * part.relative for part, count in parts)
+    return _trimmed(Lattice(offset, spacing, start, np.maximum(weights, 0.0), tilt, log_scale, error, relative), tail)
 
 
 def _trimmed(lattice: Lattice, tail: float) -> Lattice:

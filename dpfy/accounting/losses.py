@@ -77,7 +77,8 @@ class Halves:
 
     ``right`` is the mass with loss between g and the middle to the next point and ``rise`` its integral of 1 - exp(g - L); ``left`` is
     the mass from the middle to the point before up to g and ``drop`` its integral of exp(g - L) - 1. ``error`` bounds the tilted
-    mass that is missing or uncertain, ``slack`` the error of any loss. Nothing lies left of the first or right of the last point.
+    mass that is missing, ``slack`` the error of any loss, ``relative`` the relative error of any mass. Nothing lies left of the
+    first or right of the last point.
     """
 
     index: NDArray[np.int64]
@@ -87,6 +88,7 @@ class Halves:
     drop: Array
     error: float
     slack: float
+    relative: float = 0.0
 
 
 class Loss(Protocol):
@@ -163,13 +165,13 @@ class Density:
         slot = (half + 1) // 2
         point = points[slot]
         scale = c * point - grid.log_scale
-        mass, bend, size = np.zeros_like(centre), np.zeros_like(centre), 0.0
+        mass, bend, size = np.zeros_like(centre), np.zeros_like(centre), np.zeros_like(centre)
         for node, weight in zip(_NODES, _WEIGHTS, strict=True):
             x = centre + radius * node
             log_density, loss = self.density(x)
             value = weight * radius * np.exp(log_density + scale)
             mass += value
-            size += float(value @ np.abs(log_density))
+            size = np.maximum(size, np.abs(log_density))
             bend += value * np.abs(np.expm1(point - loss))
         right = half % 2 == 0
         sums = [
@@ -177,8 +179,8 @@ class Density:
             for part, keep in ((mass, right), (bend, right), (mass, ~right), (bend, ~right))
         ]
         # The relative error of a mass is a few roundings plus those of the exponent it was computed from.
-        size += float(mass @ (8 + np.abs(scale)))
-        return Halves(index, sums[0], sums[1], sums[2], sums[3], tail + 4 * ROUNDING * size, slack)
+        relative = 4 * ROUNDING * (8 + float((size + np.abs(scale)).max()))
+        return Halves(index, sums[0], sums[1], sums[2], sums[3], tail, slack, relative)
 
     def _cuts(self, points: Array, reach: tuple[float, float]) -> tuple[Array, NDArray[np.int64], float]:
         """Cut points in x: where the loss crosses a half cell, and so finely that quadrature is exact; the half cell of each piece."""
@@ -264,8 +266,7 @@ class Atoms:
     def halves(self, grid: Grid, tail: float) -> Halves:
         """See `Loss`."""
         losses, log_mass = self.nodes(0.0)
-        size = 8 + abs(grid.log_scale) + grid.tilt * float(np.abs(losses).max())
-        return halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 8 * ROUNDING * size)
+        return halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 0.0)
 
 
 def halves_of_points(losses: Array, log_tilted: Array, grid: Grid, error: float, down: bool = False) -> Halves:
@@ -291,4 +292,5 @@ def halves_of_points(losses: Array, log_tilted: Array, grid: Grid, error: float,
         return np.bincount(slot[keep], weights=values[keep], minlength=last - first + 1)
 
     sums = total(value, right), total(bend, right), total(value, ~right), total(bend, ~right)
-    return Halves(np.arange(first, last + 1), *sums, error, snap)
+    relative = 8 * ROUNDING * (8 + abs(grid.log_scale) + float(np.abs(grid.tilt * losses).max() + np.abs(log_tilted).max()))
+    return Halves(np.arange(first, last + 1), *sums, error, snap, relative)

@@ -102,13 +102,13 @@ def add_halves(parts: list[Halves]) -> Halves:
     for part in parts:
         for row, values in enumerate((part.right, part.rise, part.left, part.drop)):
             sums[row, part.index - first] += values
-    error, slack = sum(p.error for p in parts), max(p.slack for p in parts)
-    return Halves(np.arange(first, last + 1), sums[0], sums[1], sums[2], sums[3], error, slack)
+    error, slack, relative = sum(p.error for p in parts), max(p.slack for p in parts), max(p.relative for p in parts)
+    return Halves(np.arange(first, last + 1), sums[0], sums[1], sums[2], sums[3], error, slack, relative)
 
 
 def _scaled(part: Halves, factor: float) -> Halves:
     right, rise, left, drop = (factor * v for v in (part.right, part.rise, part.left, part.drop))
-    return Halves(part.index, right, rise, left, drop, factor * part.error, part.slack)
+    return Halves(part.index, right, rise, left, drop, factor * part.error, part.slack, part.relative)
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,7 @@ class Fold:
             np.where(at_zero, 0.0, high.drop)[up],
             high.error,
             high.slack,
+            high.relative,
         )
         at_zero = low.index == 0
         low = Halves(
@@ -213,6 +214,7 @@ class Fold:
             low.drop[down],
             low.error,
             low.slack,
+            low.relative,
         )
         centre = halves_of_points(np.zeros(1), np.array([math.log(max(self.zero, 1e-300)) - grid.log_scale]), plain, 8 * ROUNDING)
         return add_halves([high, low, centre])

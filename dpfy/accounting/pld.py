@@ -177,12 +177,12 @@ def compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding) ->
 
 
 def _compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding) -> Lattice:
-    tail = TAIL * math.exp(-min(saddle.excess, 25.0)) / len(total.parts)
+    tail = TAIL * math.exp(-min(saddle.excess, 60.0)) / len(total.parts)
     phases = [_phase(loss, count, saddle, final, rounding, tail) for loss, count in total.parts]
     if len(phases) == 1:
-        return compose(phases[0], tail, math.exp(min(saddle.excess, 40.0)))
+        return compose(phases[0], tail, math.exp(min(saddle.excess, 60.0)))
     return compose(
-        [piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail, math.exp(min(saddle.excess, 40.0))
+        [piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail, math.exp(min(saddle.excess, 60.0))
     )
 
 
@@ -257,7 +257,7 @@ def _phase(loss: Loss, count: int, saddle: Saddle, final: float, rounding: Round
     grid = Grid(offset, spacing, saddle.tilt, log_scale, tiers)
     block = rounding.release(loss.halves(grid, tail / count), grid)
     rest: list[tuple[Lattice, int]] = []
-    left, weight = count, math.exp(min(saddle.excess, 40.0))
+    left, weight = count, math.exp(min(saddle.excess, 60.0))
     for level in range(levels):
         size = max(1, math.ceil(left / TOP / FACTOR ** (2 * (levels - level - 1))))
         if rounding.needs_smooth:
@@ -284,7 +284,9 @@ class Reading:
         self.positions, self.mass = positions[keep], lattice.weights[keep] * np.exp(exponent[keep])
         self.log_scale = lattice.log_scale - tilt * self.reference
         self.tilt, self.infinity, self.sign = tilt, infinity, sign
-        self.error = lattice.error + 16 * ROUNDING * (1 + abs(lattice.log_scale))
+        self.error = lattice.error
+        # Masses, and the scale they are read at, are right up to these factors.
+        self.factor = 1 + sign * 1.1 * (lattice.relative + 16 * ROUNDING * (1 + abs(lattice.log_scale) + abs(tilt * self.reference)))
 
     def slope(self, epsilon: float, step: float) -> float:
         """How fast log delta falls around `epsilon`."""
@@ -301,7 +303,7 @@ class Reading:
         at = int(np.searchsorted(self.positions, epsilon, side="right"))
         seen = float(np.sum(self.mass[at:] * -np.expm1(epsilon - self.positions[at:])))
         doubt = self.error * math.exp(min(600.0, -self.tilt * (epsilon - self.reference) + log_peak(self.tilt)))
-        value = seen + self.sign * doubt
+        value = self.factor * seen + self.sign * doubt
         if value <= 0:
             return self.infinity
         return min(1.0, self.infinity + math.exp(min(0.0, self.log_scale + math.log(value))))
@@ -336,7 +338,7 @@ class Reading:
         x = self.positions
         seen = np.cumsum(self.mass[::-1])[::-1] - self._discounted()
         exponent = -self.tilt * (x - self.reference) + log_peak(self.tilt)
-        value = seen + self.sign * self.error * np.exp(np.minimum(exponent, 600))
+        value = self.factor * seen + self.sign * self.error * np.exp(np.minimum(exponent, 600))
         level = math.exp(min(700.0, math.log(max(delta - self.infinity, 1e-320)) - self.log_scale))
         above = np.flatnonzero(value > level)
         if delta <= self.infinity:

@@ -29,7 +29,7 @@ from dpfy.core.unit import Adjacency
 
 COARSE = 5e-3
 """Relative accuracy of the first pass, which finds where to look closely."""
-CUT = 1e-5
+CUT = 1e-4
 """The part of delta that pays for capping outliers."""
 NEGLIGIBLE = -80.0
 """Below this log of delta the Chernoff bound itself is reported."""
