@@ -14,12 +14,12 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 from dpfy.data.config import DataConfig
 from dpfy.models.config import ModelConfig
+from dpfy.plan.auto import MECHANISMS
 from dpfy.training.runtime import Runtime
 
 PATHS = {("data", "dir"), ("data", "path"), ("data", "labels_path"), ("data", "test_path"), ("data", "test_labels_path"),
          ("data", "schema"), ("ledger", "path")}  # fmt: skip
-MECHANISMS = ("dp-sgd",)
-OPTIMIZERS = ("sgd", "adam", "adamw")
+OPTIMIZERS = ("sgd", "adam", "adamw", "ftrl")
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,13 @@ class PrivacyConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """[training]: mechanism, batches, clipping and the update. `batch_size` is the mean of a Poisson batch; give `epochs` or `steps`."""
+    """[training]: mechanism, batches, clipping and the update. `batch_size` is the mean of a batch; give `epochs` or `steps`.
+
+    `bands` fixes the bands of band-mf (cyclic Poisson sampling); without it they are chosen by the least error.
+    """
 
     mechanism: str = "dp-sgd"
+    bands: int | None = None
     batch_size: float | None = None
     epochs: float | None = None
     steps: int | None = None
@@ -69,6 +73,10 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check.one_of("training.mechanism", self.mechanism, MECHANISMS)
+        if self.bands is not None:
+            check.integer("training.bands", self.bands)
+            if self.mechanism != "band-mf":
+                raise InvalidInput("training.bands", self.bands, "goes with the mechanism band-mf")
         check.one_of("training.optimizer", self.optimizer, OPTIMIZERS)
         check.one_of("training.loss", self.loss, ("cross_entropy", "squared_error"))
         if self.batch_size is not None:

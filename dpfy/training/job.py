@@ -17,10 +17,12 @@ from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.data.records import Records
 from dpfy.models import build, features
+from dpfy.plan.auto import Setting, Target, recipe_for
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.report.card import NAME as CARD
 from dpfy.training.config import JobConfig, LedgerConfig, TrainingConfig
 from dpfy.training.fit import fit
+from dpfy.training.ftrl import Ftrl
 from dpfy.training.run import Run, RunFolder, erase_secrets
 from dpfy.training.update import Update
 
@@ -51,7 +53,7 @@ def plan_of(config: JobConfig) -> Plan:
         raise InvalidInput("privacy.records", None, rule)
     batch = float(records) if training.batch_size is None else training.batch_size
     steps = DEFAULT_STEPS if training.steps is None and training.epochs is None else training.steps
-    recipe = dpsgd(
+    plain = dpsgd(
         records,
         batch,
         epochs=training.epochs,
@@ -59,6 +61,11 @@ def plan_of(config: JobConfig) -> Plan:
         clip_norm=training.clip_norm,
         adjacency=privacy.adjacency,
     )
+    epsilon = DEFAULT_EPSILON if privacy.epsilon is None else privacy.epsilon
+    target = Target(epsilon, privacy.delta, privacy.accountant, privacy.allow_large_delta)
+    setting = Setting(records, batch, plain.steps, training.clip_norm, privacy.adjacency)
+    fixed = privacy.noise_multiplier is not None
+    recipe = recipe_for(training.mechanism, setting, None if fixed else target, training.bands)
     if privacy.noise_multiplier is not None:
         return recipe.with_noise(
             privacy.noise_multiplier,
@@ -66,8 +73,7 @@ def plan_of(config: JobConfig) -> Plan:
             accountant=privacy.accountant,
             allow_large_delta=privacy.allow_large_delta,
         )
-    epsilon = DEFAULT_EPSILON if privacy.epsilon is None else privacy.epsilon
-    return recipe.calibrate(epsilon, privacy.delta, accountant=privacy.accountant, allow_large_delta=privacy.allow_large_delta)
+    return target.plan(recipe)
 
 
 def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None = None, progress: bool = False) -> Outcome:
@@ -117,6 +123,8 @@ def optimizer_of(training: TrainingConfig, model: nn.Module) -> torch.optim.Opti
     parameters = [p for p in model.parameters() if p.requires_grad]
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=training.learning_rate, momentum=training.momentum)
+    if training.optimizer == "ftrl":
+        return Ftrl(parameters, lr=training.learning_rate, momentum=training.momentum)
     chosen = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[training.optimizer]
     return chosen(parameters, lr=training.learning_rate)
 
