@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpfy import __version__
-from dpfy.cli import account, calibrate, compare, compare_mechanisms, train, verify
+from dpfy.cli import account, calibrate, compare, compare_mechanisms, compare_runs, inspect, report, train, verify
 from dpfy.core.errors import DpfyError
 
 HELP = """Differentially private machine learning: the guarantee printed is the guarantee delivered.
@@ -25,6 +25,9 @@ app.command("train")(train.train)
 app.command("verify")(verify.verify)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
+app.command("inspect")(inspect.inspect)
+app.command("report")(report.report)
+compare.app.command("runs")(compare_runs.runs)
 compare.app.command("mechanisms")(compare_mechanisms.mechanisms)
 app.add_typer(compare.app, name="compare")
 
