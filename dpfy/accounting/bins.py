@@ -268,7 +268,7 @@ def _root(function: Callable[[float], float], high: float | None) -> float:
     return high
 
 
-@dataclass(frozen=True)
+@dataclass
 class MonteCarlo:
     """The accountant of balls-in-bins."""
 
