@@ -100,9 +100,15 @@ class ClaimedFamily:
 
     def tradeoff(self, strength: float) -> Tradeoff:
         """The largest of the lines that the curve excludes: never above the true trade-off."""
+        import numpy as np
+
         curve = self.at(strength)
-        lines = [(e, curve.delta(e)) for e in (0.0, *(0.02 * 1.13**k for k in range(60)))]
-        return lambda fpr: max(0.0, *(max(1 - d - math.exp(min(e, 700)) * fpr, math.exp(-e) * (1 - d - fpr)) for e, d in lines))
+        epsilons = np.array([0.0, *(0.02 * 1.13**k for k in range(60))])
+        left = 1 - np.array([curve.delta(float(e)) for e in epsilons])
+        steep = np.exp(np.minimum(epsilons, 700.0))
+        # 1 - delta - e^eps x, and its mirror image e^-eps (1 - delta - x)
+        heights, slopes = np.concatenate([left, left / steep, [0.0]]), np.concatenate([steep, 1 / steep, [0.0]])
+        return lambda fpr: float((heights - slopes * fpr).max())
 
     def advantage(self, strength: float) -> float:
         """delta at epsilon 0."""

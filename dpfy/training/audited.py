@@ -25,11 +25,14 @@ from torch.nn import functional
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Curve
+from dpfy.core.ledger import Permit
+from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records
+from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
 from dpfy.training.averaging import trainable
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run
+from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 
 LENGTH = 10.0
@@ -80,8 +83,9 @@ def observe_table(
     plan: Plan,
     weights: NDArray[np.floating[Any]],
     *,
-    run: Run | None = None,
+    run: Run | RunFolder | None = None,
     seed: int | None = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     runtime: Runtime | None = None,
 ) -> Array:
     """Train `model` on `real` records and table canaries by `plan`; what the attacker sees, [steps, canaries], in clip norms.
@@ -101,14 +105,14 @@ def observe_table(
         )
     )
     gains = torch.tensor([*weights, 0.0], dtype=torch.float32) * plan.recipe.clip.bound.l2
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    mover = optimizer(wrapped) if optimizer is not None else torch.optim.SGD(wrapped.parameters(), lr=0.05)
     seen: list[Array] = []
 
     def look(training: PrivateTraining) -> None:
         seen.append(_released(plan, {"table.weight": wrapped.table.weight})[:-1])
 
     with _folder(run, seed) as place:
-        training = PrivateTraining(wrapped, optimizer, records, plan, place, runtime=runtime)
+        training = PrivateTraining(wrapped, mover, records, plan, place, runtime=runtime)
         with watched(training, look, keep=run is not None):
             for x, y, token in training.batches():
                 outputs, own = wrapped(x, token)
@@ -155,6 +159,18 @@ def observe_gradients(
                         break
     _reset(model, initial)
     return np.array([seen[step] for step in sorted(seen)])
+
+
+def observe_stream(stream: NoiseStream, contributions: Array) -> Array:
+    """What a noise stream by itself releases, [steps, canaries], for bounded sums `contributions` in clip norms, one step a row."""
+    permit = Permit("audit", None, len(contributions), "audit")  # type: ignore[arg-type]
+    state = stream.init({"canaries": torch.zeros(contributions.shape[1], dtype=torch.float64)})
+    seen = []
+    for step, row in enumerate(contributions):
+        total = Bounded({"canaries": torch.tensor(row, dtype=torch.float64)}, Bound(1.0))
+        released, state = stream.release(total, step, state, permit)
+        seen.append(released.value["canaries"].numpy())
+    return np.array(seen)
 
 
 @contextmanager
@@ -215,7 +231,7 @@ def _reset(model: nn.Module, values: dict[str, Tensor]) -> None:
 
 
 @contextmanager
-def _folder(run: Run | None, seed: int | None) -> Iterator[Run]:
+def _folder(run: Run | RunFolder | None, seed: int | None) -> Iterator[Run | RunFolder]:
     if run is not None:
         yield run
         return

@@ -97,8 +97,7 @@ def uniform(step: int, noise: Grads, total: Grads) -> Grads:
     """Uniform noise of the right variance."""
     import torch
 
-    sizes = {n: z.double().std().clamp(min=1e-30) if z.numel() > 100 else None for n, z in noise.items()}
-    scale = next(s for s in sizes.values() if s is not None)
+    scale = torch.cat([z.reshape(-1) for z in noise.values()]).std()
     return {n: (torch.special.ndtr(z / scale) - 0.5) * scale * math.sqrt(12) for n, z in noise.items()}
 
 

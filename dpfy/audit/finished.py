@@ -1,0 +1,97 @@
+"""The audit of a finished run: from coins and what the attacker saw to a verdict, and the record of it for the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfy.audit import mechanism, one_run, plot, scores
+from dpfy.audit.bounds import Scores, by_accuracy
+from dpfy.audit.families import ClaimedFamily, Family, GaussianFamily
+from dpfy.audit.verdict import LowerBound, Verdict
+from dpfy.audit.whitebox import Claim, Observed, audit, ratio
+from dpfy.core.storage import write_atomically
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FILE, PICTURE = "audit.json", "audit.svg"
+SHARES = (1.0, 0.4, 0.2)
+"""Numbers of guesses tried, as shares of the canaries; fixed here, before any score is seen."""
+
+SHOWS = (
+    "what an attacker learns about synthetic canaries from the released model's answers alone, in this one run; the bound holds for "
+    "any mechanism, although all canaries share the run"
+)
+DOES_NOT_SHOW = (
+    "how much a stronger attack would find: intermediate updates, better canaries or more of them. A low bound is not evidence of "
+    "more privacy than claimed, and one run certifies little of a large epsilon"
+)
+
+
+def by_updates(observed: Observed, claim: Claim, confidence: float) -> tuple[Verdict, list[LowerBound], Scores]:
+    """White-box: the tight bound, and beside it the one-run bounds that need no independence."""
+    verdict = audit(observed, claim, confidence=confidence)
+    values = ratio(observed, claim)
+    return (
+        verdict,
+        _one_run(values, observed.included, claim.delta, claim.family, confidence),
+        Scores.of(values, observed.included),
+    )
+
+
+def of_stream(seen: Any, confidence: float) -> tuple[Verdict, list[LowerBound], Scores, Family, dict[str, float]]:
+    """A noise stream by itself (`dpfy.training.stream_audit.StreamSeen`): the optimal attack, and a test of the noise alone."""
+    facts = seen.facts
+    family: Family
+    if seen.curve is not None:
+        family = ClaimedFamily(seen.curve)
+        values = scores.likelihood_ratio(seen.projections, seen.scale, facts.rate)
+    else:
+        family = GaussianFamily(1 / facts.noise_multiplier)
+        values = scores.matched(seen.projections, seen.encoder, seen.pattern, seen.scale)
+    right = int(((values > 0) == seen.included).sum())
+    bound = by_accuracy(right, len(values), delta=facts.delta, family=family, confidence=confidence)
+    verdict = Verdict(bound, family.epsilon(family.claim, facts.delta), mechanism.SHOWS, mechanism.DOES_NOT_SHOW)
+    found = _one_run(values, seen.included, facts.delta, family, confidence)
+    shape = dataclasses.asdict(mechanism.gaussian_shape(seen.alone, seen.scale))
+    return verdict, found, Scores.of(values, seen.included), family, shape
+
+
+def by_answers(
+    margins: NDArray[np.float64], included: NDArray[np.bool_], claim: Claim, confidence: float
+) -> tuple[Verdict, list[LowerBound], Scores]:
+    """Final model: margins of the canaries' labels, judged by the one-run bound that assumes nothing about the leak."""
+    found = _one_run(margins, included, claim.delta, claim.family, confidence)
+    return Verdict(found[0], claim.epsilon, SHOWS, DOES_NOT_SHOW), found[1:], Scores.of(margins, included)
+
+
+def _one_run(
+    values: NDArray[np.float64], included: NDArray[np.bool_], delta: float, family: Family, confidence: float
+) -> list[LowerBound]:
+    counts = [max(2, round(share * len(values))) for share in SHARES]
+    plain = one_run.best_of(values, included, counts, lambda g, c: one_run.steinke(g, delta=delta, confidence=c), confidence)
+    refined = one_run.best_of(
+        values, included, counts, lambda g, c: one_run.f_dp(g, delta=delta, family=family, confidence=c), confidence
+    )
+    return [plain, refined]
+
+
+def record(verdict: Verdict, others: list[LowerBound], seen: Scores, family: Family) -> dict[str, Any]:
+    """The audit as one JSON object; `points` is the attacker's ROC."""
+    fpr, tpr = plot.points(seen, 60)
+    return verdict.to_json() | {
+        "others": [bound.to_json() for bound in others],
+        "points_beyond_claim": plot.beyond(seen, family.tradeoff(family.claim)),
+        "points": [{"false_positive_rate": float(f), "true_positive_rate": float(t)} for f, t in zip(fpr, tpr, strict=True)],
+    }
+
+
+def write(folder: Path, answer: dict[str, Any], seen: Scores, family: Family) -> None:
+    """Leave audit.json and audit.svg in the run folder; the report shows them."""
+    write_atomically(folder / FILE, (json.dumps(answer, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+    plot.roc_svg(folder / PICTURE, seen, family.tradeoff(family.claim), "attacker against the claimed trade-off")

@@ -1,0 +1,183 @@
+"""`dpfy audit`: measure from outside what the code leaks. Exit status 1 if a claim is exceeded, or a seeded bug is missed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dpfy.training.audit_job import Evidence
+
+app = typer.Typer(
+    name="audit",
+    help="Attack our own guarantee: lower bounds on epsilon, measured from outside, beside what was claimed.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Confidence = Annotated[float, typer.Option(help="Of the lower bound.")]
+Plot = Annotated[Path | None, typer.Option(help="Write the attacker's ROC against the claim here (SVG).")]
+
+
+@app.command("mechanism")
+def mechanism(
+    noise_multiplier: Annotated[float, typer.Option(help="Noise in units of the sensitivity.")] = 1.0,
+    sampling_rate: Annotated[float, typer.Option(help="Poisson rate; needs independent noise.")] = 1.0,
+    steps: Annotated[int, typer.Option(help="Noisy steps.")] = 16,
+    epochs: Annotated[int, typer.Option(help="Participations of a unit, for correlated noise.")] = 1,
+    bands: Annotated[int, typer.Option(help="Bands of correlated noise (square-root coefficients); 1 is independent noise.")] = 1,
+    delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
+    canaries: Annotated[int, typer.Option(help="Independent coordinates, each in by a fair coin.")] = 10_000,
+    confidence: Confidence = 0.95,
+    insecure_seed: Annotated[int | None, typer.Option(help="Fix all randomness, for tests.")] = None,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Audit the noise stream by itself on neighbouring inputs.
+
+    The claim is what the accountant gives for this noise, rate and number of steps; the attacker sees every release. The noise alone
+    is tested too, for its scale and shape, and the answer says which error of scale the test would have found.
+    """
+    from dpfy.audit import finished
+    from dpfy.training.stream_audit import StreamFacts, audited
+
+    facts = StreamFacts(noise_multiplier, sampling_rate, steps, epochs, bands, delta)
+    found = audited(facts, canaries, insecure_seed)
+    verdict, others, seen, family, shape = finished.of_stream(found, confidence)
+    answer = finished.record(verdict, others, seen, family) | {"noise": shape}
+    _end(answer, as_json, plot, (seen, family))
+
+
+@app.command("train")
+def train(
+    config: Annotated[Path | None, typer.Argument(help="Configuration (TOML) of the training.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
+    canaries: Annotated[int, typer.Option(help="Synthetic canaries, each in by a fair coin.")] = 1000,
+    attack: Annotated[
+        str, typer.Option(help="white-box (sees every update) or final-model (sees the released model).")
+    ] = "white-box",
+    data: Annotated[str | None, typer.Option(help="As in dpfy train.")] = None,
+    model: Annotated[str | None, typer.Option(help="As in dpfy train.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Epsilon to reach.")] = None,
+    batch_size: Annotated[float | None, typer.Option(help="Mean size of a Poisson batch.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Noisy steps.")] = None,
+    confidence: Confidence = 0.95,
+    insecure_seed: Annotated[int | None, typer.Option(help="Fix all randomness, for tests: protects nothing.")] = None,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Train a configuration with canaries in it, then audit the run. It is a training like any other, and billed like any other."""
+    from dpfy.audit.whitebox import fair_coins
+    from dpfy.training import audit_job
+    from dpfy.training import config as configuration
+    from dpfy.training.state import fresh_path
+
+    flags = {
+        "data.kind": data,
+        "model.name": model,
+        "privacy.epsilon": epsilon,
+        "training.batch_size": batch_size,
+        "training.steps": steps,
+    }
+    folder = out or fresh_path()
+    job = configuration.make(configuration.read_toml(config) if config else {}, flags)
+    coins = fair_coins(canaries, insecure_seed)
+    audit_job.train(job, folder, coins, attack=attack, seed=insecure_seed, progress=not as_json)
+    _run(folder, confidence, plot, as_json)
+
+
+@app.command("run")
+def run(
+    folder: Annotated[Path, typer.Argument(help="A finished run that was trained with canaries (dpfy audit train).")],
+    confidence: Confidence = 0.95,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Audit a finished run by its canaries, and leave audit.json and audit.svg in its folder for the report."""
+    _run(folder, confidence, plot, as_json)
+
+
+def _run(folder: Path, confidence: float, plot: Path | None, as_json: bool) -> None:
+    from dpfy.audit import finished
+    from dpfy.training import audit_job
+
+    seen = audit_job.evidence(folder)
+    verdict, others, scores, family = _judged(seen, confidence)
+    answer = finished.record(verdict, others, scores, family) | {"run": str(folder), "attack": seen.attack}
+    finished.write(folder, {k: v for k, v in answer.items() if k != "run"}, scores, family)
+    _end(answer, as_json, plot, (scores, family))
+
+
+def _judged(seen: Evidence, confidence: float) -> Any:
+    from dpfy.audit import finished
+    from dpfy.audit.families import ClaimedFamily
+    from dpfy.audit.whitebox import Claim, Observed
+    from dpfy.training.audited import claimed_curve
+
+    plan, rate = seen.plan, getattr(seen.plan.recipe.sampler, "rate", 1.0)
+    family = ClaimedFamily(claimed_curve(plan))
+    claim = Claim(plan.epsilon, plan.delta, plan.noise_multiplier, rate, family)
+    if seen.projections is not None:
+        return *finished.by_updates(Observed(seen.projections, seen.included), claim, confidence), family
+    return *finished.by_answers(seen.margins, seen.included, claim, confidence), family
+
+
+@app.command("selftest")
+def selftest(
+    every: Annotated[
+        bool, typer.Option("--every", help="Run every check on every bug, not only the one that must catch it.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Switch in classic mistakes, one at a time, and show that each is caught; the code as it is must pass."""
+    import sys
+
+    import torch
+
+    from dpfy.audit import selftest as suite
+    from dpfy.training.bench import TrainingBench
+
+    torch.set_num_threads(1)
+
+    def show(row: suite.Row) -> None:
+        words = "passes every check" if not row.bug.caught_by else f"{row.bug.words}: {', '.join(row.caught_by) or 'NOT CAUGHT'}"
+        seconds = sum(row.seconds.values())
+        print(
+            f"{'ok    ' if row.good else 'FAILED'} {row.bug.name}: {words} ({seconds:.1f} s)",
+            file=sys.stderr if as_json else sys.stdout,
+        )
+
+    rows = suite.run(TrainingBench(), every=every, show=show)
+    good = all(row.good for row in rows)
+    seconds = sum(sum(row.seconds.values()) for row in rows)
+    if as_json:
+        print(
+            json.dumps(
+                {"good": good, "bugs": len(rows) - 1, "seconds": round(seconds, 1), "rows": [row.to_json() for row in rows]}
+            )
+        )
+    else:
+        print(f"{len(rows) - 1} bugs, {sum(row.good for row in rows[1:])} caught; {seconds:.0f} s")
+    raise typer.Exit(0 if good else 1)
+
+
+def _end(answer: dict[str, Any], as_json: bool, plot: Path | None, picture: Any) -> None:
+    if plot is not None:
+        from dpfy.audit.plot import roc_svg
+
+        scores, family = picture
+        roc_svg(plot, scores, family.tradeoff(family.claim), "attacker against the claimed trade-off")
+        answer = answer | {"plot": str(plot)}
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        print(answer["sentence"])
+        for other in answer["others"]:
+            print(f"  also: epsilon at least {other['epsilon_lower']:.3f} ({other['method']})")
+        print(f"shows: {answer['shows']}.")
+        print(f"does not show: {answer['does_not_show']}.")
+    raise typer.Exit(1 if answer["violated"] else 0)

@@ -1,0 +1,174 @@
+"""A whole training job with canaries in it, and what it leaves for the audit: canaries.npz in the run folder.
+
+The private records are trained on as ever, so the run is reserved and billed as ever. The canaries are synthetic: that they, and the
+coins that decided which of them were in, stand in the run folder tells nothing about the private records beyond the released model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dpfy.core import check
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.participation import Poisson
+from dpfy.core.random import Randomness
+from dpfy.core.storage import write_atomically
+from dpfy.data import source
+from dpfy.models import build, features
+from dpfy.noise.strategy import Identity
+from dpfy.plan.recipe import Plan
+from dpfy.training import job
+from dpfy.training.audited import LENGTH, observe_table
+from dpfy.training.config import SECTIONS, JobConfig, make
+from dpfy.training.fit import fit
+from dpfy.training.run import Run, RunFolder, load_plan
+from dpfy.training.update import Update
+
+FILE = "canaries.npz"
+ATTACKS = ("white-box", "final-model")
+NOBODY = -100
+"""The target of a canary that is out: its loss, and so its gradient, is exactly zero."""
+LIT = 0.05
+"""Share of bright pixels in a crafted image: unlike any record, and nearly orthogonal to the other canaries."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an audit of a run reads: the plan, the coins, and what the attacker saw: updates, or the model's answers on the canaries."""
+
+    plan: Plan
+    attack: str
+    included: NDArray[np.bool_]
+    projections: NDArray[np.float64] | None = None
+    margins: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+
+
+def train(
+    config: JobConfig,
+    out: Path,
+    included: NDArray[np.bool_],
+    *,
+    attack: str = "white-box",
+    seed: int | None = None,
+    progress: bool = False,
+) -> None:
+    """Run the job into `out` with one canary for each coin in `included`; those that are out are blank records.
+
+    Guarantees: the plan, for private records and canaries together, is reserved before any data is read.
+    """
+    check.one_of("attack", attack, ATTACKS)
+    job_plan = job.plan_of(config)
+    with_canaries = dataclasses.replace(config.privacy, records=job_plan.recipe.records + len(included))
+    config = dataclasses.replace(config, privacy=with_canaries)
+    plan = job.plan_of(config)
+    _auditable(plan)
+    texts = (config.to_toml(publish=True), config.to_toml(publish=False))
+    run = Run(out, ledger=config.ledger.path, budget=job.budget_of(config.ledger, plan), seed=seed, config=texts)
+    with RunFolder(run, plan) as folder:
+        data = source.load(config.data)
+        if data.classes is None:
+            raise InvalidInput("data.kind", config.data.kind, "has no classes; this job trains classifiers")
+        extract = features.features(config.model) or (lambda records: records)
+        model = build.build(config.model, data.features, data.classes)
+        x, y = data.train.tensors
+        runtime = config.runtime.runtime(progress)
+        if attack == "white-box":
+            seen = observe_table(
+                model,
+                (extract(x), y),
+                plan,
+                np.where(included, LENGTH, 0.0),
+                run=folder,
+                optimizer=lambda wrapped: job.optimizer_of(config.training, wrapped),
+                runtime=runtime,
+            )
+            _store(out, attack=attack, included=included, projections=seen.astype(np.float32))
+            return
+        canaries, labels = crafted(len(included), tuple(x.shape[1:]), data.classes, seed)
+        targets = torch.where(torch.from_numpy(included), labels, NOBODY)
+        test = (extract(data.test.tensors[0]), data.test.tensors[1])
+        records = (torch.cat([extract(x), extract(canaries)]), torch.cat([y, targets]))
+        optimizer = job.optimizer_of(config.training, model)
+        fit(
+            model,
+            records,
+            plan=plan,
+            optimizer=optimizer,
+            run=folder,
+            test=test,
+            runtime=runtime,
+            update=Update(config.training.average),
+        )
+    _store(out, attack=attack, included=included, features=canaries.numpy(), labels=labels.numpy())
+
+
+def crafted(count: int, shape: tuple[int, ...], classes: int, seed: int | None) -> tuple[Tensor, Tensor]:
+    """Synthetic canaries: images with a few bright pixels (other records: Gaussian vectors), each with a uniform label."""
+    randomness = Randomness.from_os() if seed is None else Randomness.for_tests(seed)
+    rng = randomness.generator("audit canaries", 0)
+    values = rng.random((count, *shape)) < LIT if len(shape) == 3 else rng.standard_normal((count, *shape))
+    return torch.from_numpy(values.astype(np.float32)), torch.from_numpy(rng.integers(classes, size=count))
+
+
+def evidence(folder: Path) -> Evidence:
+    """What the run in `folder` leaves for an audit; for final-model canaries, its released model is asked."""
+    if not (folder / FILE).is_file():
+        raise InvalidInput("run", str(folder), f"holds no {FILE}: train with canaries first (dpfy audit train)")
+    try:
+        with np.load(folder / FILE, allow_pickle=False) as stored:
+            held = dict(stored)
+        attack, included = str(held["attack"]), held["included"].astype(bool)
+        check.one_of("attack", attack, ATTACKS)
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile):
+        raise Corrupt(FILE, "is not a file of canaries") from None
+    plan = load_plan(folder)
+    if attack == "white-box":
+        return Evidence(plan, attack, included, projections=held["projections"].astype(np.float64))
+    return Evidence(
+        plan, attack, included, margins=_margins(folder, *(torch.from_numpy(held[k]) for k in ("features", "labels")))
+    )
+
+
+def _margins(folder: Path, canaries: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    """By how much the released model's logit of each canary's label is above the log-sum-exp of the others."""
+    if not (folder / "model.safetensors").is_file():
+        raise InvalidInput("run", str(folder), "has no released model: the run is unfinished")
+    weights = load_file(folder / "model.safetensors")
+    config = make({k: v for k, v in tomllib.loads((folder / "config.toml").read_text()).items() if k in SECTIONS}, {})
+    classes = len(next(reversed([w for w in weights.values() if w.dim() == 1])))
+    model = build.build(config.model, tuple(canaries.shape[1:]), classes)
+    model.load_state_dict(weights)
+    model.eval()
+    extract = features.features(config.model) or (lambda records: records)
+    with torch.no_grad():
+        logits = model(extract(canaries)).double()
+    own = logits.gather(1, labels[:, None]).squeeze(1)
+    others = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+    margins: NDArray[np.float64] = (own - others).numpy()
+    return margins
+
+
+def _auditable(plan: Plan) -> None:
+    if not isinstance(plan.recipe.sampler.participation, Poisson) or not isinstance(plan.recipe.strategy, Identity):
+        raise Unsupported(
+            f"auditing {type(plan.recipe.strategy).__name__} noise in a training run",
+            "audit DP-SGD here, and correlated noise with dpfy audit mechanism --strategy",
+        )
+
+
+def _store(folder: Path, **arrays: Any) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_atomically(folder / FILE, buffer.getvalue())
