@@ -10,6 +10,8 @@ from html import escape
 WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 56, 22, 12, 46
 
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 Pairs = Sequence[tuple[float, float]]
 
 
@@ -24,18 +26,21 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """A direction: its label, its range, and whether its numbers are percentages."""
+    """A direction: its label, its range, and whether its numbers are percentages or powers of ten."""
 
     label: str
     low: float
     high: float
     percent: bool = False
+    power: bool = False
 
     def ticks(self) -> list[float]:
         """Four to six round numbers inside the range."""
         span = self.high - self.low
         if span <= 0:
             return [self.low]
+        if self.power and span >= 2:
+            return [float(k) for k in range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1)]
         rough = span / 4
         unit = 10 ** math.floor(math.log10(rough))
         step = next(unit * k for k in (1, 2, 2.5, 5, 10) if unit * k >= rough * 0.999)
@@ -44,6 +49,8 @@ class Axis:
 
     def text(self, value: float) -> str:
         """A tick's label."""
+        if self.power:
+            return "10" + str(round(value)).translate(SUPERSCRIPT) if abs(value - round(value)) < 1e-9 else f"{10**value:.2g}"
         return f"{100 * value:.4g}%" if self.percent else f"{value:,.4g}" if abs(value) < 1e5 else f"{value:.2g}"
 
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfy.report import figures, numbers, words
-from dpfy.report.figures import Axis, Series
+from dpfy.report.figures import SUPERSCRIPT, Axis, Series
 
 if TYPE_CHECKING:
     import jinja2
 
 NAME = "report.html"
 METRICS, AUDIT = "metrics.jsonl", "audit.json"
-SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def extras(folder: Path) -> dict[str, Any]:

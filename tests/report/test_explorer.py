@@ -1,0 +1,171 @@
+"""The explorer: its figures are those of `dpfy calibrate`, its server answers this machine and this token only."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import urllib.error
+import urllib.request
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+from dpfy import accounting
+from dpfy.accounting import planning
+from dpfy.core.errors import InvalidInput
+from dpfy.report import explorer
+from dpfy.report.explorer import Wish
+from dpfy.report.server import HOME, Explorer
+
+WISHES = [
+    Wish(60_000, 4096.0, 40.0, 3.0, 1e-5),
+    Wish(60_000, 256.0, 5.0, 1.0, 1e-6),
+    Wish(5_000, 5_000.0, 10.0, 0.5, 1e-5),
+    Wish(1_000_000, 1000.0, 1.0, 2.0, 1e-8),
+    Wish(1_000, 100.0, 3.0, 8.0, 1e-4),
+]
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=lambda w: f"{w.records}-{w.batch:g}-{w.epsilon:g}")
+def test_noise_is_that_of_calibrate(wish):
+    found = explorer.answer(wish)
+    assert found["noise_multiplier"] == pytest.approx(planning.noise(wish.epsilon, wish.rate, wish.steps, wish.delta), rel=1e-4)
+    reached = planning.epsilon(found["noise_multiplier"], wish.rate, wish.steps, wish.delta)
+    assert found["epsilon"] == pytest.approx(reached, rel=1e-9)
+    assert wish.epsilon * (1 - 1e-4) <= reached <= wish.epsilon  # the private side
+
+
+def test_the_order_of_slider_positions_does_not_matter():
+    """The search begins where the last one ended; what it finds does not depend on it."""
+    forward = [explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 1.5**k, 1e-6))[0] for k in range(8)]
+    backward = [explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 1.5**k, 1e-6))[0] for k in reversed(range(8))]
+    assert forward == pytest.approx(backward[::-1], rel=1e-4)
+
+
+def test_a_user_with_several_examples_costs_more():
+    one, three = Wish(10_000, 500.0, 10.0, 2.0, 1e-6), Wish(10_000, 500.0, 10.0, 2.0, 1e-6, owns=3)
+    assert explorer.noise(three) > 2 * explorer.noise(one)
+    assert accounting.epsilon(three.event(explorer.noise(three)), 1e-6) <= 2.0
+
+
+def test_commands_do_what_the_page_shows():
+    wish = WISHES[0]
+    train, check = explorer.commands(wish)
+    assert train == "dpfy train --records 60000 --batch-size 4096 --epochs 40 --epsilon 3 --delta 1e-05"
+    words = check.split()
+    assert float(words[words.index("--sampling-rate") + 1]) == wish.rate
+    assert int(words[words.index("--steps") + 1]) == wish.steps == 586
+
+
+def test_steps_are_those_of_the_recipe():
+    from dpfy.plan.recipe import dpsgd
+
+    for wish in WISHES:
+        assert dpsgd(wish.records, wish.batch, epochs=wish.epochs).steps == wish.steps
+
+
+def test_batch_points_are_exact_and_level_off_at_the_knee():
+    found = explorer.batches(WISHES[0])["points"]
+    for size, value in found[::3]:
+        assert value * size == pytest.approx(planning.noise(3.0, size / 60_000, 586, 1e-5), rel=1e-4)
+    assert found[0][1] / found[1][1] > 2.5  # far below the knee noise falls almost as 1/batch
+    assert found[-2][1] / found[-1][1] < 1.05  # beyond it, it stays
+
+
+def test_attacker_and_mechanisms():
+    wish = WISHES[0]
+    assert len(explorer.attacker(wish)["sentences"]) == 2
+    quick = explorer.mechanisms(wish, optimised=False)
+    assert quick["rows"][0]["mechanism"] == "DP-SGD"
+    assert {row["sampling"] for row in quick["rows"]} == {"Poisson sampling", "fixed order"}
+    errors = [row["error"] for row in quick["rows"]]
+    assert errors == sorted(errors)
+    # the identity leaves sigma / batch in each step: the root mean square over prefixes is sqrt((T + 1) / 2) of it
+    assert errors[0] == pytest.approx(explorer.noise(wish) / 4096 * math.sqrt(587 / 2), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [("records", "0", "records"), ("batch", "1e9", "batch"), ("epsilon", "-1", "epsilon"), ("delta", "1", "delta"),
+     ("epochs", "nan", "epochs"), ("owns", "1000", "owns"), ("records", "many", "records"), ("surprise", "1", "surprise")],
+)  # fmt: skip
+def test_bad_wishes_are_named(field, value, named):
+    fields = {"records": "1000", "batch": "100", "epochs": "1", "epsilon": "1", "delta": "1e-5", "owns": "1"}
+    with pytest.raises(InvalidInput, match=named):
+        Wish.parse(fields | {field: value})
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Explorer() as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def get(address, headers=None):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers or {}), timeout=30) as reply:
+            return reply.status, reply.headers, reply.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.headers, refused.read().decode()
+
+
+FIELDS = {"records": 60000, "batch": 4096, "epochs": 40, "epsilon": 3, "delta": 1e-5, "owns": 1}
+
+
+def test_the_server_listens_on_this_machine_alone(server):
+    assert server.server_address[0] == HOME == "127.0.0.1"
+
+
+def test_without_its_token_the_address_is_refused(server):
+    port = server.server_port
+    token = urlsplit(server.address).path.strip("/")
+    assert len(token) >= 32
+    for path in (
+        "/",
+        "/answer",
+        f"/{token[:-1]}/",
+        f"/{token}x/",
+        f"//{token}/",
+        f"/answer?{urlencode(FIELDS)}",
+        "/%00/",
+        f"/../{token}",
+    ):
+        status, _, text = get(f"http://{HOME}:{port}{path}")
+        assert status == 403, path
+        assert token not in text
+    assert get(server.address)[0] == 200
+
+
+def test_a_foreign_host_name_is_refused(server):
+    assert get(server.address, {"Host": "evil.example"})[0] == 403
+    assert get(server.address, {"Host": f"localhost:{server.server_port}"})[0] == 200
+
+
+def test_two_servers_have_different_tokens(server):
+    with Explorer() as other:
+        assert other.token != server.token
+
+
+def test_answers_and_problems(server):
+    status, headers, text = get(f"{server.address}answer?{urlencode(FIELDS)}")
+    assert status == 200
+    assert headers["Cache-Control"] == "no-store"
+    found = json.loads(text)
+    assert found["noise_multiplier"] == pytest.approx(planning.noise(3.0, 4096 / 60000, 586, 1e-5), rel=1e-4)
+    status, _, text = get(f"{server.address}answer?{urlencode(FIELDS | {'batch': 10**9})}")
+    assert status == 200
+    assert "batch" in json.loads(text)["problem"]
+    assert get(f"{server.address}nothing")[0] == 404
+
+
+def test_the_page_asks_nobody_else(server):
+    _, headers, page = get(server.address)
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert "http:" not in page
+    assert "https:" not in page
+    assert server.token not in page
