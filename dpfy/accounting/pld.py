@@ -163,27 +163,25 @@ def final_spacing(total: Sum, saddle: Saddle, tolerance: float) -> float:
     return math.sqrt(6 * 2 * target / (saddle.slope + 1) / blocks)
 
 
-def compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding) -> Lattice:
-    """The whole composition on one lattice, rounded up or down, on a grid of about the spacing `final`.
+def compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding, rough: bool = False) -> Lattice:
+    """The whole composition on one lattice, rounded up or down, on a grid of about the spacing `final`; `rough` spares precision.
 
     Where that takes too many points the spacing is widened: the bound stays a bound and moves away a little.
     """
     for _ in range(8):
         try:
-            return _compose_sum(total, saddle, final, rounding)
+            return _compose_sum(total, saddle, final, rounding, 0.0 if rough else math.exp(min(saddle.excess, 60.0)))
         except TooFine:
             final *= 1.7
     raise Unsupported("this composition (its loss spans too many scales)", "ask for a larger delta, or use --accountant rdp")
 
 
-def _compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding) -> Lattice:
+def _compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding, weight: float) -> Lattice:
     tail = TAIL * math.exp(-min(saddle.excess, 60.0)) / len(total.parts)
-    phases = [_phase(loss, count, saddle, final, rounding, tail) for loss, count in total.parts]
+    phases = [_phase(loss, count, saddle, final, (rounding, weight), tail) for loss, count in total.parts]
     if len(phases) == 1:
-        return compose(phases[0], tail, math.exp(min(saddle.excess, 60.0)))
-    return compose(
-        [piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail, math.exp(min(saddle.excess, 60.0))
-    )
+        return compose(phases[0], tail, weight)
+    return compose([piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail, weight)
 
 
 def _onto(phase: list[tuple[Lattice, int]], final: float, rounding: Rounding, tail: float) -> list[tuple[Lattice, int]]:
@@ -248,8 +246,14 @@ def _smoothing(block: Lattice) -> int:
     return 1 if heaviest < 0.2 else min(1 << 40, math.ceil(math.log(0.03) / math.log(min(heaviest, 1 - 1e-12))))
 
 
-def _phase(loss: Loss, count: int, saddle: Saddle, final: float, rounding: Rounding, tail: float) -> list[tuple[Lattice, int]]:
-    """One loss `count` times, as blocks on one grid, the last one or (where it pays) a finer one: [(block, times), (rest, 1)]."""
+def _phase(
+    loss: Loss, count: int, saddle: Saddle, final: float, how: tuple[Rounding, float], tail: float
+) -> list[tuple[Lattice, int]]:
+    """One loss `count` times, as blocks on one grid, the last one or (where it pays) a finer one: [(block, times), (rest, 1)].
+
+    `how` is the rounding and how many times an error counts in the answer.
+    """
+    rounding, weight = how
     levels = _levels(loss, count, saddle, final)
     log_scale, mean, _ = loss.log_mgf(saddle.tilt)
     offset, spacing = loss.align(final / FACTOR**levels, mean)
@@ -257,7 +261,7 @@ def _phase(loss: Loss, count: int, saddle: Saddle, final: float, rounding: Round
     grid = Grid(offset, spacing, saddle.tilt, log_scale, tiers)
     block = rounding.release(loss.halves(grid, tail / count), grid)
     rest: list[tuple[Lattice, int]] = []
-    left, weight = count, math.exp(min(saddle.excess, 60.0))
+    left = count
     for level in range(levels):
         size = max(1, math.ceil(left / TOP / FACTOR ** (2 * (levels - level - 1))))
         if rounding.needs_smooth:
@@ -286,7 +290,9 @@ class Reading:
         self.tilt, self.infinity, self.sign = tilt, infinity, sign
         self.error = lattice.error
         # Masses, and the scale they are read at, are right up to these factors.
-        self.factor = 1 + sign * 1.1 * (lattice.relative + 16 * ROUNDING * (1 + abs(lattice.log_scale) + abs(tilt * self.reference)))
+        self.factor = 1 + sign * 1.1 * (
+            lattice.relative + 16 * ROUNDING * (1 + abs(lattice.log_scale) + abs(tilt * self.reference))
+        )
 
     def slope(self, epsilon: float, step: float) -> float:
         """How fast log delta falls around `epsilon`."""

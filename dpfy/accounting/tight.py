@@ -99,7 +99,7 @@ class TightCurve:
         value = found.epsilon + 1e-9
         for _ in range(8):
             spacing = final_spacing(total, found, COARSE)
-            reading = Reading(compose_sum(total, found, spacing, UP), total.infinity + total.cut, 1)
+            reading = Reading(compose_sum(total, found, spacing, UP, rough=True), total.infinity + total.cut, 1)
             value = min(value, reading.epsilon(delta))
             slope = max(math.exp(high), reading.slope(value, 2 * spacing))
             found = replace(saddle(total, room, high, value), slope=slope)
@@ -128,7 +128,7 @@ class TightCurve:
             return answer
         for _ in range(4):
             room = answer - whole.infinity
-            total = whole.capped(CUT * room) if room > 0 else whole
+            total = whole.capped(0.01 * CUT * room) if room > 0 else whole
             best, log_bound = chernoff(total, epsilon)
             found = saddle(total, math.exp(min(log_bound, -1e-9)), best, epsilon)
             spacing = final_spacing(total, found, TOLERANCE)

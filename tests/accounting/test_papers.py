@@ -136,16 +136,8 @@ def test_the_cheapest_route_is_sound_and_named() -> None:
 
 
 def test_figure_one() -> None:
-    """Noise per batch size at n = 1e7, T = 1e4, delta = n^-1.1. The RDP values were found with orders up to 64 only."""
+    """Noise per batch size at n = 1e7, T = 1e4, delta = n^-1.1. One RDP value was limited by its largest order, 64."""
     delta = 1e7**-1.1
-    few = np.array([order for order in rdp.ORDERS if order <= 64])
-
-    def renyi(epsilon: float, rate: float) -> float:
-        def reached(noise: float) -> float:
-            return rdp.to_epsilon(few, rdp.divergences(_train(rate, noise, 10_000), ADD, tuple(few)), delta)
-
-        return accounting.calibrate.least(reached, epsilon, start=1.0)
-
     table = {
         (0.25, 10_000): 2.628823903514506,
         (0.25, 100_000): 19.880665486916314,
@@ -157,8 +149,13 @@ def test_figure_one() -> None:
         (16.0, 100_000): 0.7542782742426305,
     }
     for (epsilon, batch), sigma in table.items():
-        assert renyi(epsilon, batch / 1e7) == pytest.approx(sigma, rel=3e-3)
-        assert planning.noise(epsilon, batch / 1e7, 10_000, delta, accountant="rdp") <= sigma * (1 + 3e-3)
+        found = planning.noise(epsilon, batch / 1e7, 10_000, delta, accountant="rdp")
+        assert found <= sigma * (1 + 3e-3)
+        if (epsilon, batch) == (0.25, 10_000):
+            at_64 = rdp.divergences(_train(batch / 1e7, sigma, 10_000), ADD, (64.0,))
+            assert rdp.to_epsilon(np.array([64.0]), at_64, delta) == pytest.approx(epsilon, rel=1e-4)
+        else:
+            assert found == pytest.approx(sigma, rel=6e-3)
     for epsilon, sigma in (
         (0.25, 18.64084802081621),
         (1.0, 5.049659983308452),
