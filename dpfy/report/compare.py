@@ -15,8 +15,8 @@ from dpfy.report import card as cards
 from dpfy.report.verify import load_card
 
 CONVERT = {
-    "unit": "An example-level claim becomes a user-level one only if every user owns at most k examples: account for groups of k "
-    "(dpfy account with k examples a user), which multiplies epsilon by about k. Without a bound on k there is no conversion.",
+    "unit": "An example-level claim becomes a user-level one only if every user owns at most k examples: account for groups of k, "
+    "which multiplies epsilon by about k. Without a bound on k there is no conversion.",
     "most_records": "Units that may own different numbers of records are different units: train with the same bound.",
     "adjacency": "An add-or-remove-one claim of (e, d) gives a replace-one claim of (2e, (1 + exp(e)) d); there is no way back. Zero-out "
     "and add-or-remove-one agree for sums of clipped contributions. Account for both runs under the same adjacency.",
@@ -51,7 +51,7 @@ def compare(places: Sequence[Path]) -> Comparison:
     delta = min(card["guarantee"]["delta"] for _, card in loaded)
     rows = [_row(name, card, delta) for name, card in loaded]
     reasons = [
-        {"what": what, "why": f"{what.replace('_', ' ')} differs: " + "; ".join(f"{r['run']} has {r[what]}" for r in rows)}
+        {"what": what, "why": f"{what.replace('_', ' ')} differs: " + "; ".join(f"{r['run']}: {r[what]}" for r in rows)}
         | {"convert": CONVERT[what]}
         for what in CONVERT
         if len({str(row[what]) for row in rows}) > 1

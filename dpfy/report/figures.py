@@ -105,7 +105,8 @@ def counts(title: str, rows: Sequence[Sequence[int]], across: str, down: str) ->
     width, height = left + cell * size + 6, top + cell * size + 6
     most = max((v for row in rows for v in row), default=0) or 1
     parts = [
-        f'<svg class="figure counts" role="img" viewBox="0 0 {width:.0f} {height:.0f}" aria-label="{escape(title, quote=True)}">'
+        f'<svg class="figure counts" role="img" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'style="max-width: {1.25 * width:.0f}px" aria-label="{escape(title, quote=True)}">'
     ]
     parts.append(f'<text class="label" x="{left + cell * size / 2:.1f}" y="11" text-anchor="middle">{escape(across)}</text>')
     middle = top + cell * size / 2
