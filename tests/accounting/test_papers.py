@@ -136,7 +136,8 @@ def test_the_cheapest_route_is_sound_and_named() -> None:
 
 
 def test_figure_one() -> None:
-    """Noise per batch size at n = 1e7, T = 1e4, delta = n^-1.1. One RDP value was limited by its largest order, 64."""
+    """Noise per batch size at n = 1e7, T = 1e4, delta = n^-1.1. The RDP values used 31 orders: with more of them less noise is enough,
+    never less than the exact amount. Where the largest of the 31, order 64, decided, that order gives their value."""
     delta = 1e7**-1.1
     table = {
         (0.25, 10_000): 2.628823903514506,
@@ -154,8 +155,7 @@ def test_figure_one() -> None:
         if (epsilon, batch) == (0.25, 10_000):
             at_64 = rdp.divergences(_train(batch / 1e7, sigma, 10_000), ADD, (64.0,))
             assert rdp.to_epsilon(np.array([64.0]), at_64, delta) == pytest.approx(epsilon, rel=1e-4)
-        else:
-            assert found == pytest.approx(sigma, rel=6e-3)
+        assert found >= planning.noise(epsilon, batch / 1e7, 10_000, delta) * (1 - 1e-4)
     for epsilon, sigma in (
         (0.25, 18.64084802081621),
         (1.0, 5.049659983308452),
