@@ -28,7 +28,7 @@ def mechanisms(
     check.one_of("sampling", sampling, SAMPLINGS)
     found = compare(records, batch_size, steps, Target(epsilon, delta), sampling=sampling)
     if plot is not None:
-        from dpfy.report.mechanisms import draw
+        from dpfy.plan.pictures import draw
 
         draw(plot, found)
     if as_json:
