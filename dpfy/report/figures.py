@@ -90,7 +90,8 @@ def _drawn(series: Series, at: list[tuple[float, float]], floor: float) -> str:
     if not at:
         return ""
     if series.kind == "dots":
-        return "".join(f'<circle class="dot {series.tone}" cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in at)
+        size = 4 if len(at) <= 20 else 2.5
+        return "".join(f'<circle class="dot {series.tone}" cx="{a:.1f}" cy="{b:.1f}" r="{size}"/>' for a, b in at)
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in at)
     if series.kind == "area":
         return f'<polygon class="area {series.tone}" points="{at[0][0]:.1f},{floor:.1f} {path} {at[-1][0]:.1f},{floor:.1f}"/>'

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfy.core.errors import Corrupt
 from dpfy.report import figures, numbers, words
 from dpfy.report.figures import SUPERSCRIPT, Axis, Series
 
@@ -21,22 +22,44 @@ METRICS, AUDIT = "metrics.jsonl", "audit.json"
 
 def extras(folder: Path) -> dict[str, Any]:
     """What a run folder holds beside the card and the page shows: the rows of metrics.jsonl, and an audit made after the run."""
-    rows = []
-    if (folder / METRICS).is_file():
-        rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines() if line.strip()]
-    audit = json.loads((folder / AUDIT).read_text()) if (folder / AUDIT).is_file() else None
-    return {"metrics": rows, "audit": audit}
+    metrics, audit = folder / METRICS, folder / AUDIT
+    lines = metrics.read_text().splitlines() if metrics.is_file() else []
+    return {
+        "metrics": [_parsed(METRICS, line) for line in lines if line.strip()],
+        "audit": _parsed(AUDIT, audit.read_text(), "epsilon_lower") if audit.is_file() else None,
+    }
+
+
+def _parsed(name: str, text: str, *keys: str) -> dict[str, Any]:
+    """A JSON object that has these keys."""
+    try:
+        read = json.loads(text)
+        if isinstance(read, dict) and all(key in read for key in keys):
+            return read
+    except ValueError:
+        pass
+    raise Corrupt(name, "is damaged: it cannot be read")
 
 
 def render(card: dict[str, Any], extra: dict[str, Any] | None = None) -> str:
     """The page. A function of its arguments alone: the same card gives the same bytes."""
     extra = extra or {"metrics": [], "audit": None}
     audit = extra["audit"] or card["audit"]
+    alarm = contradiction(card, audit)
     return (
         environment()
         .get_template("report.html.j2")
-        .render(card=card, audit=audit, pictures=pictures(card, extra["metrics"], audit), metrics=extra["metrics"])
+        .render(card=card, audit=audit, pictures=pictures(card, extra["metrics"], audit), alarm=alarm)
     )
+
+
+def contradiction(card: dict[str, Any], audit: dict[str, Any]) -> str | None:
+    """What an audit says against the claim; None where it says nothing."""
+    found = audit.get("epsilon_lower", 0.0)
+    claimed = card["guarantee"]["epsilon"]
+    if claimed == "infinity" or (found != "infinity" and found <= claimed):
+        return None
+    return f"An audit contradicts the claim: it found epsilon to be at least {words.down(found)}, above the stated {words.up(claimed)}."
 
 
 @lru_cache(maxsize=1)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpfy.report.html import environment
+from dpfy.report.html import contradiction, environment
 
 NAME = "report.md"
 
 
 def render(card: dict[str, Any], audit: dict[str, Any] | None = None) -> str:
     """The page in Markdown. A function of its arguments alone."""
-    return environment().get_template("report.md.j2").render(card=card, audit=audit or card["audit"])
+    found = audit or card["audit"]
+    return environment().get_template("report.md.j2").render(card=card, audit=found, alarm=contradiction(card, found))

@@ -202,6 +202,14 @@ def _reports(e: Evidence) -> tuple[bool, str]:
     return True, f"{', '.join(missing)} is not there; dpfy report writes it" if missing else "holds"
 
 
+def _audit(e: Evidence) -> tuple[bool, str]:
+    """An audit in the folder does not contradict the claim."""
+    audit = html.extras(e.file(""))["audit"]
+    if audit is None:
+        return True, "there is no audit.json"
+    return _outcome(html.contradiction(e.card, audit), f"audit.json: epsilon is at least {audit['epsilon_lower']}")
+
+
 def _secrets(e: Evidence) -> tuple[bool, str]:
     return _outcome("checkpoint/ still exists: the run's secrets were not erased" if e.file("checkpoint").exists() else None)
 
@@ -220,5 +228,6 @@ CHECKS: dict[str, Check] = {
     "every number recomputed from the ledger": _claims,
     "second accountant agrees": _independent,
     "pages say what the card says": _reports,
+    "no audit contradicts the claim": _audit,
     "secrets are erased": _secrets,
 }

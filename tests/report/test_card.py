@@ -373,3 +373,17 @@ def test_an_audit_made_later_is_shown(made, tmp_path):
     assert '<circle class="dot b"' in page
     assert "epsilon is at least 0.123" in publish(run, "md").text
     assert [f for f in verify(run) if not f.holds] == []
+
+
+def test_an_audit_that_contradicts_the_claim_is_an_alarm(made, tmp_path):
+    import shutil
+
+    from dpfy.report.publish import publish
+
+    run = shutil.copytree(made("dp-sgd"), tmp_path / "run")
+    (run / "audit.json").write_text(json.dumps({"epsilon_lower": 50.0}))
+    assert "An audit contradicts the claim" in publish(run, "html").text
+    assert "An audit contradicts the claim" in publish(run, "md").text
+    assert [f.what for f in verify(run) if not f.holds] == ["no audit contradicts the claim"]
+    (run / "audit.json").write_text("{}")
+    assert any("audit.json" in f.detail for f in verify(run) if not f.holds)
