@@ -141,7 +141,15 @@ def perceptron(*widths: int) -> nn.Sequential:
 def lenet() -> nn.Sequential:
     """LeNet-5 on 28 x 28 images."""
     return nn.Sequential(
-        *[nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()],
+        *[
+            nn.Conv2d(1, 6, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        ],
         *perceptron(400, 120, 84, 10),
     )
 

@@ -243,7 +243,12 @@ def machine(device: str) -> dict[str, str]:
     if device == "cpu" and Path("/proc/cpuinfo").exists():
         text = Path("/proc/cpuinfo").read_text()
         name = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), name)
-    return {"device": name, "torch": torch.__version__, "python": platform.python_version(), "threads": str(torch.get_num_threads())}
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 def table(rows: list[dict[str, Any]], where: dict[str, str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
@@ -35,8 +36,12 @@ MOST_WAITING = 36
 _SITES: weakref.WeakKeyDictionary[nn.Module, tuple[Row, Tape, Site]] = weakref.WeakKeyDictionary()
 
 
+@_disable_dynamo
 def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for ``module.forward`` while an engine is attached; a copy of the module made meanwhile runs its own forward."""
+    """Stands in for ``module.forward`` while an engine is attached; a copy of the module made meanwhile runs its own forward.
+
+    A compiled model must run it outside of its compiled graphs: traced, a tap would be bound to the wrong layer or lose its report.
+    """
     entry = _SITES.get(module)
     if entry is None:
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
@@ -182,7 +187,9 @@ class BookkeepingEngine:
         self._strays = {name for source in sources for name in self._names_of(source)}
         self._cut = Cut()
         with self._tape.muted():
-            find_cut(self._cut, graph, [(s.name, s.node) for s in sources], lambda w: self._backward(losses, names, True, w), weights)
+            find_cut(
+                self._cut, graph, [(s.name, s.node) for s in sources], lambda w: self._backward(losses, names, True, w), weights
+            )
         return sources
 
     def _compare(self, first: Report, second: Report, weights: Tensor) -> None:

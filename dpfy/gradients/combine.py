@@ -38,7 +38,9 @@ def combine(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Ten
     sums = _weigh(rests, scale, params)
     if not flag.value():
         keep = squared_norms.isfinite().all(0)
-        cleaned = [(small and small.cleaned(keep), {n: part.cleaned(keep) for n, part in large.items()}) for small, large in rests]
+        cleaned = [
+            (small and small.cleaned(keep), {n: part.cleaned(keep) for n, part in large.items()}) for small, large in rests
+        ]
         sums = _weigh(cleaned, scale, params)
     return sums | count_of(clip, scale)
 

@@ -331,7 +331,20 @@ class Convolution:
             return self._on_gpu(), self
         if batch * self.width <= KEEP_ELEMENTS:
             return kept_whole(self, batch)
+        if self.images == 1 and len(how.stride) == 2 and how.groups == 1 and not how.transposed:
+            positions, outs = self.grads[0, 0].numel(), self.weight.shape[0]
+            columns = self.width // outs
+            if 2 * positions * (outs + columns) <= outs * columns:
+                return self._by_gram(positions * columns), self
         return norm_by_parts(batch, self.width * self.images, self.per_example), self
+
+    def _by_gram(self, patch: int) -> Tensor:
+        """Gram matrices over few positions, the patches written out for a few examples at a time."""
+        parts = []
+        for rows in row_chunks(len(self.inputs), patch):
+            part = replace(self, inputs=self.inputs[rows], grads=self.grads[rows])
+            parts.append(Outer(part.grads.flatten(2).mT, part._patches())._gram())
+        return torch.cat(parts, 1)
 
     def _on_gpu(self) -> Tensor:
         """Patches read in place, or Gram matrices over the positions where there are few of them (measured on an H200)."""
@@ -342,7 +355,12 @@ class Convolution:
 
     def _patches(self) -> Tensor:
         """[batch, positions, channels * kernel] inputs of every position of a two-dimensional convolution."""
-        (ph, pw), (sh, sw), (dh, dw), (kh, kw) = self.geometry.padding, self.geometry.stride, self.geometry.dilation, self.weight.shape[2:]
+        (ph, pw), (sh, sw), (dh, dw), (kh, kw) = (
+            self.geometry.padding,
+            self.geometry.stride,
+            self.geometry.dilation,
+            self.weight.shape[2:],
+        )
         x = torch.nn.functional.pad(self.inputs, (pw, pw, ph, ph)) if ph or pw else self.inputs
         views = x.unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)[..., ::dh, ::dw]
         return views.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
@@ -361,7 +379,9 @@ class Convolution:
             return grads if self.images == 1 else grads.unflatten(0, (-1, self.images)).sum(1)
         wide_weight = w.expand(many, *w.shape).flatten(0, 1)
         geometry = replace(self.geometry, groups=self.geometry.groups * many)
-        grads = weight_gradient(a.flatten(0, 1)[None], g.flatten(0, 1)[None], wide_weight, geometry).unflatten(0, (many, w.shape[0]))
+        grads = weight_gradient(a.flatten(0, 1)[None], g.flatten(0, 1)[None], wide_weight, geometry).unflatten(
+            0, (many, w.shape[0])
+        )
         return grads if self.images == 1 else grads.unflatten(0, (-1, self.images)).sum(1)
 
     def cleaned(self, keep: Tensor) -> Convolution:

@@ -64,7 +64,14 @@ class Inspection:
         """The inspection as text."""
         head = ("layer", "kind", "parameters", "positions", "route", "extra time")
         rows = [
-            (v.path, v.kind, f"{v.parameters:,}", str(v.positions), v.route, f"{100 * v.extra / v.plain:.0f}%" if v.plain else "-")
+            (
+                v.path,
+                v.kind,
+                f"{v.parameters:,}",
+                str(v.positions),
+                v.route,
+                f"{100 * v.extra / v.plain:.0f}%" if v.plain else "-",
+            )
             for v in self.layers
         ]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]

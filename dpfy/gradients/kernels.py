@@ -19,7 +19,9 @@ except ImportError:  # a CPU-only installation
 
 
 _KINDS: dict[torch.dtype, Any] = (
-    {} if triton is None else {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
+    {}
+    if triton is None
+    else {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
 )
 
 
@@ -60,7 +62,9 @@ if triton is not None:
         for k in range(0, p, DEPTH):
             ok = (k + depth) < p
             x = tl.load(base + rows[:, None] * left_step + (k + depth)[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0)
-            y = tl.load(base + columns[None, :] * left_step + (k + depth)[:, None], mask=column_ok[None, :] & ok[:, None], other=0.0)
+            y = tl.load(
+                base + columns[None, :] * left_step + (k + depth)[:, None], mask=column_ok[None, :] & ok[:, None], other=0.0
+            )
             if NARROW:
                 x, y = x.to(tl.bfloat16), y.to(tl.bfloat16)
             first = tl.dot(x, y, first, input_precision=PRECISION)
@@ -73,7 +77,9 @@ if triton is not None:
             second = tl.zeros((TILE, TILE), dtype=tl.float32)
             for k in range(0, d, DEPTH):
                 ok = (k + depth) < d
-                x = tl.load(base + rows[:, None] * right_step + (k + depth)[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0)
+                x = tl.load(
+                    base + rows[:, None] * right_step + (k + depth)[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0
+                )
                 y = tl.load(
                     base + columns[None, :] * right_step + (k + depth)[:, None], mask=column_ok[None, :] & ok[:, None], other=0.0
                 )

@@ -196,7 +196,9 @@ def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
     a, padding = padded(module, x)
     how = Geometry(module.stride, padding, module.dilation, module.groups)
     zero = [0] * len(padding)
-    y = torch.convolution(a, module.weight.detach(), constant(module.bias), how.stride, padding, how.dilation, False, zero, how.groups)
+    y = torch.convolution(
+        a, module.weight.detach(), constant(module.bias), how.stride, padding, how.dilation, False, zero, how.groups
+    )
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         return convolution_parts(module, how, view(g), view(saved[0]))
@@ -216,7 +218,9 @@ def convolution_parts(module: Any, how: Geometry, g: Tensor, a: Tensor) -> Found
         return Direct(sums if images == 1 else sums.unflatten(0, (-1, images)).sum(1))
 
     weight = module.weight
-    return wanted([(weight, lambda: Convolution(a.to(g.dtype), g, weight.detach().to(g.dtype), how, images)), (module.bias, bias)])
+    return wanted(
+        [(weight, lambda: Convolution(a.to(g.dtype), g, weight.detach().to(g.dtype), how, images)), (module.bias, bias)]
+    )
 
 
 def padded(module: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -288,3 +288,28 @@ def test_a_fresh_engine_gives_the_same_bits(case: str) -> None:
     again = new.bounded_sum(losses_of(model, batches[2]), FlatClip(0.5)).value
     new.detach()
     assert all(torch.equal(again[name], g) for name, g in found[2].items())
+
+
+@pytest.mark.parametrize("order", ["attach then compile", "compile then attach"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_model_gives_the_same_answer(backend: str, order: str) -> None:
+    """Layers of different kinds share one entry point: a compiler must not bind it to one of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).double()
+    x, y = torch.randn(6, D, dtype=torch.float64), torch.randint(0, 3, (6,))
+    loop, fast = LoopEngine(), BookkeepingEngine()
+    loop.attach(model)
+    expected = loop.bounded_sum(F.cross_entropy(model(x), y, reduction="none"), FlatClip(0.3)).value
+    loop.detach()
+    torch._dynamo.reset()
+    if order == "attach then compile":
+        fast.attach(model)
+        compiled = torch.compile(model, backend=backend)
+    else:
+        compiled = torch.compile(model, backend=backend)
+        fast.attach(model)
+    for _ in range(2):
+        found = fast.bounded_sum(F.cross_entropy(compiled(x), y, reduction="none"), FlatClip(0.3)).value
+    fast.detach()
+    torch._dynamo.reset()
+    assert distance(found, expected) < 1e-9

@@ -36,7 +36,9 @@ def net(*inside: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), *inside, nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(8), nn.SyncBatchNorm(8), nn.BatchNorm1d(8, affine=False, track_running_stats=False)])
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(8), nn.SyncBatchNorm(8), nn.BatchNorm1d(8, affine=False, track_running_stats=False)]
+)
 def test_batch_normalisation_is_refused_with_its_path(norm: nn.Module) -> None:
     with pytest.raises(Unsupported, match=r"^1 \(.*BatchNorm.*convert_batchnorm"):
         check_model(net(norm))

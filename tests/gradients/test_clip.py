@@ -114,7 +114,9 @@ def test_rules_equal_their_formula_in_every_engine(rule: str) -> None:
     for i in range(7):
         grads = torch.autograd.grad(losses(model, x[i : i + 1]).sum(), params)
         groups = clip.groups(names)
-        squares = [sum(float(g.square().sum()) for g, k in zip(grads, groups, strict=True) if k == j) for j in range(max(groups) + 1)]
+        squares = [
+            sum(float(g.square().sum()) for g, k in zip(grads, groups, strict=True) if k == j) for j in range(max(groups) + 1)
+        ]
         whole = [math.sqrt(s) for s in squares]
         factors = [_factor(clip, n, j, len(whole)) for j, n in enumerate(whole)]
         passed += 0.5 if factors[0] >= 1 else -0.5

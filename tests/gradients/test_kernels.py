@@ -46,7 +46,10 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("batch", "length", "p", "d"), [(2, 5, 7, 9), (3, 70, 33, 40), (2, 130, 16, 8)])
 def test_gram_norms(batch: int, length: int, p: int, d: int, dtype: torch.dtype) -> None:
-    lefts, rights = [draw(batch, length, p, dtype=dtype) for _ in range(3)], [draw(batch, length, d, dtype=dtype) for _ in range(3)]
+    lefts, rights = (
+        [draw(batch, length, p, dtype=dtype) for _ in range(3)],
+        [draw(batch, length, d, dtype=dtype) for _ in range(3)],
+    )
     for left, right, norm in zip(lefts, rights, kernels.gram_norms(lefts, rights), strict=True):
         close(norm.sum(0), (left.double().mT @ right.double()).flatten(1).square().sum(1))
     index = torch.randint(0, 6, (batch, length), device=DEVICE)
@@ -85,7 +88,9 @@ def test_conv_norm(
     layer = nn.Conv2d(channels, outs, kernel, stride, padding, dilation, device=DEVICE).double()
     a = draw(2, channels, 9, 8)
     g = torch.randn_like(layer(a.double())).float()
-    expected = [torch.autograd.grad(layer(a[i : i + 1].double()), layer.weight, g[i : i + 1].double())[0].square().sum() for i in (0, 1)]
+    expected = [
+        torch.autograd.grad(layer(a[i : i + 1].double()), layer.weight, g[i : i + 1].double())[0].square().sum() for i in (0, 1)
+    ]
     a, g = a.contiguous(memory_format=memory), g.contiguous(memory_format=memory)
     found = kernels.conv_norm(a, g, layer.weight, stride, padding, dilation)
     close(found.sum(0), torch.stack(expected))
