@@ -8,7 +8,7 @@ from typing import Any
 from dpfy.accounting.tight import Tight
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.events import Event, flatten
+from dpfy.core.events import flatten
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -53,8 +53,8 @@ def kairouz(epsilon: float, delta: float, count: int, total_delta: float) -> flo
 def share(epsilon: float, delta: float, count: int) -> tuple[float, float]:
     """What each of `count` releases may spend so that together they are (epsilon, delta)-private.
 
-    epsilon / (2 sqrt(k ln(e + epsilon/delta))), delta / (2k) (Kairouz, Oh & Viswanath 2015); proven for epsilon up to 0.9 k-fold
-    use in the regime where the first value is below 1.
+    epsilon / (2 sqrt(k ln(e + epsilon/delta))), delta / (2k) (Kairouz, Oh & Viswanath 2015, a corollary of advanced composition).
+    A rule for choosing; what the releases then cost together is for an accountant to say.
     """
     check.positive("epsilon", epsilon)
     check.inside_unit("delta", delta)
@@ -127,8 +127,3 @@ class Advanced(_BlackBoxes):
     """Advanced composition (the heterogeneous form of Kairouz, Oh & Viswanath), or basic where that is smaller."""
 
     name = "advanced"
-
-
-def event_count(event: Event) -> int:
-    """How many releases `event` makes."""
-    return sum(count for _, count in flatten(event))

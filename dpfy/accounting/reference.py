@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from dpfy.accounting import peer
@@ -106,13 +105,3 @@ class PeerPld(_Peer):
             if isinstance(leaf, RandomizedResponse) and count > 1:
                 return "repeated RandomizedResponse by dp-accounting's PLD (it ignores the count) is not supported; use --accountant tight"
         return None
-
-
-def rdp_values(event: Event, adjacency: Adjacency, orders: tuple[float, ...]) -> list[float]:
-    """dp-accounting's Rényi divergences of `event` at `orders`."""
-    from dp_accounting import rdp
-
-    shifted = peer.halve_noise(event) if adjacency is Adjacency.REPLACE_ONE else event
-    accountant = rdp.RdpAccountant(orders, neighboring_relation=peer.relation(adjacency))
-    accountant.compose(peer.to_peer(shifted))
-    return [float(v) if not math.isnan(v) else math.inf for v in accountant._rdp]

@@ -48,6 +48,7 @@ def test_advanced_composition_noise(steps: int, sigma: float) -> None:
         assert each == pytest.approx(0.013452, abs=5e-7)
         assert delta == 5e-9
     assert gaussian.sigma_analytic(each, delta) == pytest.approx(sigma, abs=6e-4)
+    assert composition.kairouz(each, delta, steps, 1e-6) <= 1.0
 
 
 def test_full_batch_noise() -> None:

@@ -57,3 +57,18 @@ def test_bad_input_names_field_value_and_rule() -> None:
         accounting.epsilon(STEP, 0.0)
     with pytest.raises(DpfyError, match="EpsilonDelta"):
         accounting.epsilon(ev.EpsilonDelta(1.0), 1e-6, accountant="pld")
+
+
+def test_exact_divergences_are_never_above_the_reference_and_equal_at_whole_orders() -> None:
+    from dpfy.accounting.rdp import Rdp
+    from dpfy.accounting.reference import PeerRdp
+
+    for event in (
+        ev.Repeated(STEP, 200),
+        ev.Gaussian(2.0),
+        ev.Laplace(3.0),
+        ev.RepeatAndSelect(ev.Repeated(STEP, 200), 10.0, 1.0),
+    ):
+        ours, theirs = (a.curve(event, Adjacency.ADD_OR_REMOVE_ONE).epsilon(1e-6) for a in (Rdp(), PeerRdp()))
+        assert ours <= theirs * (1 + 1e-8)
+        assert ours >= theirs * 0.99
