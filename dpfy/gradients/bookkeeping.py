@@ -22,11 +22,12 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.combine import combine, joins
-from dpfy.gradients.contribution import Contribution, Direct, Late, Measured, Shared, SumJob, run_jobs
+from dpfy.gradients.contribution import Contribution, Direct, Late, SumJob, run_jobs
 from dpfy.gradients.engine import Grads, checked, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
 from dpfy.gradients.replay import Replay
+from dpfy.gradients.shared import Measured, Shared
 from dpfy.gradients.stray import Cut, Graph, find_cut, taken_apart
 from dpfy.gradients.tape import Layout, Report, Site, Tape, probe_weights, rows_first, settle
 

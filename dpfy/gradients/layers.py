@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contribution import Contribution, Convolution, Direct, Geometry, Late, Outer, Rows, SumJob, wide
+from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, Rows, SumJob, wide
+from dpfy.gradients.convolution import Convolution, Geometry
 from dpfy.gradients.tape import Site, Tape
 
 Found = list[tuple[Tensor, Contribution]]

@@ -1,0 +1,124 @@
+"""Contributions that are known already, and parameters that are used several times: the cross terms are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, Rows, norm_by_parts, row_chunks, wide
+from dpfy.gradients.convolution import Convolution
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A contribution whose norms are known already, and what was kept of it."""
+
+    norms: Tensor  # [parts, batch]
+    rest: Contribution
+
+    @classmethod
+    def of(cls, part: Contribution) -> Measured:
+        """Measure `part` now."""
+        norms, rest = part.measured()
+        return cls(norms, rest)
+
+    @property
+    def width(self) -> int:
+        return self.rest.width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rest.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return self.norms, self.rest
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.rest.weighted_sum(weights)
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.rest.per_example(rows)
+
+    def cleaned(self, keep: Tensor) -> Measured:
+        return Measured(self.norms, self.rest.cleaned(keep))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Several uses of one parameter. The cross terms are exact."""
+
+    parts: Sequence[Contribution]
+
+    @property
+    def width(self) -> int:
+        return self.parts[0].width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        merged = merge(self.parts)
+        if len(merged) == 1:
+            return merged[0].measured()
+        kinds = {type(m): m for m in merged}
+        outer, rows = kinds.get(Outer), kinds.get(Rows)
+        if len(merged) == 2 and isinstance(outer, Outer) and isinstance(rows, Rows):
+            norms = [outer.measured()[0], rows.measured()[0], 2 * tied_product(outer, rows)[None]]
+            return torch.cat(norms), self
+        return norm_by_parts(batch_of(merged[0]), self.width * len(merged), self.per_example), self
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self.parts[0].weighted_sum(weights)
+        for part in self.parts[1:]:
+            total = total + part.weighted_sum(weights)
+        return total
+
+    def per_example(self, rows: slice) -> Tensor:
+        total = self.parts[0].per_example(rows)
+        for part in self.parts[1:]:
+            total = total + part.per_example(rows)
+        return total
+
+    def cleaned(self, keep: Tensor) -> Shared:
+        return Shared([part.cleaned(keep) for part in self.parts])
+
+
+def batch_of(part: Contribution) -> int:
+    """How many examples a contribution holds."""
+    if isinstance(part, Convolution):
+        return len(part.inputs) // part.images
+    tensor = part.left if isinstance(part, Outer) else part.grads  # type: ignore[attr-defined]
+    return len(tensor)
+
+
+def merge(parts: Sequence[Contribution]) -> list[Contribution]:
+    """Join uses of the same kind: sums of outer products and of rows are longer sums, direct gradients add."""
+    parts = [p.rest if isinstance(p, Measured) else p.direct() if isinstance(p, Late) else p for p in parts]
+    outers = [p for p in parts if isinstance(p, Outer)]
+    rows = [p for p in parts if isinstance(p, Rows)]
+    direct = [p for p in parts if isinstance(p, Direct)]
+    merged: list[Contribution] = [p for p in parts if not isinstance(p, Outer | Rows | Direct)]
+    if outers:
+        merged.append(Outer(torch.cat([p.left for p in outers], 1), torch.cat([p.right for p in outers], 1)))
+    if rows:
+        merged.append(Rows(torch.cat([p.index for p in rows], 1), torch.cat([p.grads for p in rows], 1), rows[0].count))
+    if direct:
+        merged.append(Direct(sum((p.grads for p in direct[1:]), start=direct[0].grads)))
+    return merged
+
+
+def tied_product(outer: Outer, rows: Rows) -> Tensor:
+    """Inner products, example by example, of a linear head's gradient with that of the embedding it is tied to.
+
+    sum over t, s of left[t][index[s]] (right[t] . grads[s]): nothing of the size of the table is made for an example.
+    """
+    products = []
+    for part in row_chunks(len(outer.left), 2 * outer.left.shape[1] * rows.index.shape[1]):
+        left, index = outer.left[part], rows.index[part]
+        picked = left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1))
+        products.append((wide(picked) * wide(outer.right[part] @ rows.grads[part].mT)).sum((1, 2)))
+    return torch.cat(products)
