@@ -59,7 +59,7 @@ def test_bad_input_names_field_value_and_rule() -> None:
         accounting.epsilon(ev.EpsilonDelta(1.0), 1e-6, accountant="pld")
 
 
-def test_exact_divergences_are_never_above_the_reference_and_equal_at_whole_orders() -> None:
+def test_exact_divergences_are_never_above_the_reference_and_close_below() -> None:
     from dpfy.accounting.rdp import Rdp
     from dpfy.accounting.reference import PeerRdp
 
@@ -71,4 +71,4 @@ def test_exact_divergences_are_never_above_the_reference_and_equal_at_whole_orde
     ):
         ours, theirs = (a.curve(event, Adjacency.ADD_OR_REMOVE_ONE).epsilon(1e-6) for a in (Rdp(), PeerRdp()))
         assert ours <= theirs * (1 + 1e-8)
-        assert ours >= theirs * 0.99
+        assert ours >= theirs * 0.98  # more large orders: nearer to the pure epsilon of Laplace noise
