@@ -43,7 +43,7 @@ def dense(steps: int, objective: str = "mean", workload: Workload = PREFIX_SUMS,
     power = RELAXATION[objective]
     for _ in range(500):
         weighted = np.sqrt(p)[:, None] * a * np.sqrt(q)[None, :]
-        right = _root(weighted.T @ weighted)
+        right = root(weighted.T @ weighted)
         lower = float(np.trace(right))
         columns = np.diag(right) / q
         x = right / np.sqrt(np.outer(q, q))
@@ -57,14 +57,14 @@ def dense(steps: int, objective: str = "mean", workload: Workload = PREFIX_SUMS,
         q = _normal(q * (columns / columns.mean()) ** (power if objective == "mean" else power / 2))
         if objective == "max":
             p = _normal(p * (rows / rows.mean()) ** (power / 2))
-    return Optimum(_lower_triangular(gram), achieved, best_lower)
+    return Optimum(lower_triangular(gram), achieved, best_lower)
 
 
 def _normal(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     return weights / weights.sum()
 
 
-def _root(gram: Matrix) -> Matrix:
+def root(gram: Matrix) -> Matrix:
     """Symmetric square root."""
     values, vectors = np.linalg.eigh(gram)
     return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
@@ -79,7 +79,7 @@ def _row_squares(a: Matrix, x: Matrix) -> NDArray[np.float64]:
     return squares
 
 
-def _lower_triangular(gram: Matrix) -> dense_strategy.Dense:
+def lower_triangular(gram: Matrix) -> dense_strategy.Dense:
     """C lower-triangular with C^T C = X: the Cholesky factor taken from the last step backwards."""
     factor = np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T
     return dense_strategy.dense(np.tril(factor))

@@ -13,6 +13,7 @@ from typing import Any
 from dpfy import accounting
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.participation import FixedOrder
 from dpfy.core.unit import Adjacency
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.banded import Banded
@@ -176,10 +177,12 @@ def unsampled(records: int, batch_size: float, steps: int, dense: bool) -> Itera
 
 
 def dense_for(recipe: Recipe) -> Strategy:
-    """The optimal dense strategy for one participation; over several epochs it is still valid, but no longer optimal."""
-    from dpfy.noise.optimise_dense import dense
+    """The optimised dense strategy for the fixed order of a recipe."""
+    from dpfy.noise.optimise_epochs import dense
 
-    return dense(recipe.steps, tolerance=1e-4).strategy
+    pattern = recipe.sampler.participation
+    assert isinstance(pattern, FixedOrder)
+    return dense(recipe.steps, pattern)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from dpfy.noise import optimise
 from dpfy.noise.error import errors
 from dpfy.noise.optimise_blt import blt
 from dpfy.noise.optimise_dense import dense
+from dpfy.noise.optimise_epochs import _Dual
+from dpfy.noise.optimise_epochs import dense as epochs_dense
 from dpfy.noise.series import dense as toeplitz
 from dpfy.noise.workload import Workload
 
@@ -87,6 +89,46 @@ def test_the_dense_optimum_of_a_thousand_steps(objective):
     lower, achieved = GOLDEN["single"]["1024"][f"dense_{objective}"]
     found = dense(1024, objective)
     assert lower * (1 - 1e-5) <= figure(found.strategy, SinglePass(), 1024, objective) <= achieved * 1.002
+
+
+@pytest.mark.parametrize(("period", "epochs"), [(64, 1), (8, 8), (16, 4), (10, 7)])
+def test_the_dense_strategy_for_epochs_beats_the_banded_one(period, epochs):
+    pattern, n = FixedOrder(period, epochs), 64
+    strategy = epochs_dense(n, pattern)
+    best = errors(strategy, pattern, n)
+    assert best.sensitivity == pytest.approx(1, rel=2e-6)
+    assert best.rmse < errors(optimise.banded(period, n), pattern, n).rmse
+    gram = strategy.encoder(n).T @ strategy.encoder(n)
+    same = np.subtract.outer(np.arange(n), np.arange(n)) % period == 0
+    assert np.abs(gram[same & ~np.eye(n, dtype=bool)]).max(initial=0) < 1e-12
+    if epochs == 1:
+        assert best.rmse == pytest.approx(dense(n).achieved, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_dense_strategy_for_eight_epochs_of_64_steps():
+    found = errors(epochs_dense(512, FixedOrder(64, 8)), FixedOrder(64, 8), 512)
+    assert found.rmse <= 8.576946220067713 * 1.002
+
+
+def test_the_dense_strategy_for_epochs_is_valid_for_its_order_only():
+    """Few patterns are enumerated, and cost more; many raise."""
+    assert epochs_dense(24, FixedOrder(8, 3)).sensitivity(Separated(8, 3), 24) > 1.01
+    with pytest.raises(Unsupported, match="FixedOrder"):
+        epochs_dense(64, FixedOrder(8, 8)).sensitivity(Separated(6, 8), 64)
+
+
+def test_the_dual_gradient_is_exact():
+    rng = np.random.default_rng(0)
+    a = np.tril(np.ones((12, 12)))[:, np.concatenate([np.arange(s, 12, 4) for s in range(4)])]
+    dual = _Dual(a.T @ a, [3] * 4)
+    point = np.concatenate([(np.eye(3) + 0.3 * rng.normal(size=(3, 3)))[p] for p in dual.places] + [0.2 * rng.normal(size=4)])
+    slope = dual.negative(point)[1]
+    for i in range(len(point)):
+        step = np.zeros_like(point)
+        step[i] = 1e-5
+        numeric = (dual.negative(point + step)[0] - dual.negative(point - step)[0]) / 2e-5
+        assert numeric == pytest.approx(slope[i], rel=1e-5, abs=1e-6)
 
 
 def test_all_bands_with_the_max_objective_are_the_square_root():
