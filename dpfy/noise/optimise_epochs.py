@@ -1,9 +1,10 @@
 """A dense strategy for several epochs in a fixed order: columns that meet the same unit are made orthogonal.
 
 Minimises tr(A^T A X^-1) over X = C^T C with X[i, j] = 0 for different steps i and j a whole number of epochs apart, and with
-X[i, i] summing to at most one over the steps of a unit (Choquette-Choo et al. 2022): the sensitivity is then exactly one. The dual variable is a symmetric
-matrix D, zero except on such pairs, its diagonal constant over the steps of a unit. For given D = L L^T the best X is
-L^-T (L^T A^T A L)^1/2 L^-1, and the dual value 2 tr (L^T A^T A L)^1/2 - sum of D's distinct diagonal entries is maximised by L-BFGS.
+X[i, i] summing to at most one over the steps of a unit (Choquette-Choo et al. 2022): the sensitivity is then exactly one. The dual
+variable is a symmetric matrix D, zero except on such pairs, its diagonal constant over the steps of a unit. For given D = L L^T the
+best X is L^-T (L^T A^T A L)^1/2 L^-1, and the dual value 2 tr (L^T A^T A L)^1/2 - sum of D's distinct diagonal entries is maximised
+by L-BFGS.
 """
 
 from __future__ import annotations
