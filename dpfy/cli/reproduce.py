@@ -1,0 +1,45 @@
+"""`dpfy reproduce`: a published experiment, ours beside it, cell by cell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Name of the study; see --list.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for cells and page; stored cells are not computed again.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="The short form of the study.")] = False,
+    data_dir: Annotated[str | None, typer.Option(help="Folder with mnist/, fashion-mnist/ (else $DPFY_DATA).")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    listing: Annotated[bool, typer.Option("--list", help="Name the studies and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Reproduce a published experiment and write a page with the paper's numbers beside ours.
+
+    Every cell is stored as soon as it is computed: a study that is stopped goes on where it was when it is started again.
+    """
+    from dpfy import studies
+    from dpfy.core.errors import InvalidInput
+
+    if listing:
+        rows = {key: studies.study(key).title for key in studies.STUDIES}
+        print(json.dumps({"studies": rows}) if as_json else "\n".join(f"{key:16} {title}" for key, title in rows.items()))
+        return
+    if name is None:
+        raise InvalidInput("name", None, f"give the name of a study: {', '.join(studies.STUDIES)} (or --list)")
+    from dpfy.studies.progress import run_with_progress
+    from dpfy.studies.study import Options
+    from dpfy.training.runtime import check_device
+
+    check_device(device)
+    study = studies.study(name)
+    finished = run_with_progress(study, Options(fast, data_dir, device), out or Path("runs") / f"reproduce-{name}")
+    if as_json:
+        print(json.dumps(finished))
+    else:
+        print(f"{finished['cells']} cells ({finished['computed']} computed now) in {finished['seconds']:.0f} s")
+        print(f"  {finished['page']}")

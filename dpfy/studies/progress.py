@@ -1,0 +1,30 @@
+"""A study with a progress bar on standard error."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dpfy.studies.study import Options, Study, load_cell, run
+
+
+def run_with_progress(study: Study, options: Options, folder: Path) -> dict[str, Any]:
+    """Run `study` into `folder`; what was done, as JSON."""
+    start = time.monotonic()
+    cells = study.cells(options)
+    stored = sum(load_cell(cell, folder) is not None for cell in cells)
+    columns = (TextColumn(study.name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(cells))
+        page = run(study, options, folder, lambda done, total, name: bar.update(task, completed=done, description=name))
+    return {
+        "study": study.name,
+        "page": str(page),
+        "cells": len(cells),
+        "computed": len(cells) - stored,
+        "seconds": round(time.monotonic() - start, 3),
+    }
