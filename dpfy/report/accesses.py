@@ -45,8 +45,13 @@ def table(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
     """The uses covered, one row a reservation with its own epsilon, and those not covered, with the reason."""
     permits = ledger.permits()
     seen = {kind_of(p.name) for p in permits}
-    missing = [kind for kind in KINDS if kind not in seen]
-    return {"covered": [_row(p, bill) for p in permits], "not_covered": [_missing(kind) for kind in missing]}
+    missing = [_missing(kind) for kind in KINDS if kind not in seen]
+    return {"covered": [_row(p, bill) for p in permits], "not_covered": [*missing, _elsewhere(shared(ledger))]}
+
+
+def shared(ledger: Ledger) -> bool:
+    """Whether the run is also billed to a ledger of its data set."""
+    return any(b["type"] == "shared-ledger" for b in ledger.bodies)
 
 
 def _row(permit: Permit, bill: numbers.Bill) -> dict[str, Any]:
@@ -64,3 +69,12 @@ def _row(permit: Permit, bill: numbers.Bill) -> dict[str, Any]:
 def _missing(kind: str) -> dict[str, Any]:
     reason = f"nothing is reserved for {KINDS[kind]}; if the private data was used so outside of this ledger, that is not covered"
     return {"kind": kind, "words": KINDS[kind]} | absent(reason)
+
+
+def _elsewhere(billed: bool) -> dict[str, Any]:
+    reason = (
+        "they are billed, with this run, in the data set's own ledger; this card is about this run alone"
+        if billed
+        else "no ledger across runs was given: if the same data was used in other runs, this card does not cover them"
+    )
+    return {"kind": "other runs", "words": "other runs on the same data"} | absent(reason)

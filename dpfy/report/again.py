@@ -41,7 +41,9 @@ def stated_ledger(card: dict[str, Any]) -> Ledger:
     ]
     note = card["accounting"]["sampling_note"]
     notes = [{"type": "sampling", **note}] if "done" in note else []
-    bodies = [{"type": "ledger", "budget": None}, *rows, *notes]
+    billed = any(row["kind"] == "other runs" and "this run alone" in row["absent"] for row in card["accesses"]["not_covered"])
+    across = [{"type": "shared-ledger"}] if billed else []
+    bodies = [{"type": "ledger", "budget": None}, *rows, *across, *notes]
     return Ledger(Path("stated"), unit, Adjacency.parse(card["adjacency"]["name"]), bodies, card["ledger"]["head"])
 
 

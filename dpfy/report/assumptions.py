@@ -7,8 +7,10 @@ amplification, with `most` (may be left out) bounding the steps in which one uni
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from dpfy import accounting
 from dpfy.core import events, participation
 from dpfy.core.codec import number
 from dpfy.core.errors import DpfyError
@@ -96,13 +98,19 @@ def without_amplification(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
         return absent("no amplification by sampling is claimed: the stated epsilon holds for any order of the data")
     foreign = foreign_sampling(ledger)
     event = sound_event(ledger) if foreign else numbers.unsampled(reserved)
-    try:
-        value = numbers.epsilon(bill.of(event))
-    except DpfyError as problem:
+    value, problem = None, ""
+    for name in dict.fromkeys((bill.accountant, accounting.DEFAULT)):  # an accountant of sampled releases may know no others
+        try:
+            value = numbers.epsilon(replace(bill, event=event, accountant=name))
+            break
+        except DpfyError as reason:
+            problem = str(reason)
+    if value is None:
         return absent(f"it cannot be computed: {problem}")
     most = foreign.get("most") if foreign else None
-    case = f"at most {most} steps" if most else "every step"
-    return {"epsilon": number(value), "delta": bill.delta, "words": f"if one unit took part in {case} and everybody knew when"}
+    case = f"in at most {most} steps" if most else "as often as the plan allows"
+    known = f"if everybody knew who takes part when, and one unit took part {case}"
+    return {"epsilon": number(value), "delta": bill.delta, "words": known}
 
 
 def warnings(plan: Plan, ledger: Ledger) -> list[str]:

@@ -80,7 +80,7 @@ def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str
     whole = Guarantee(shape, plan.accountant, ledger.adjacency, ledger.unit, trust, caveats)
     return {
         "format": FORMAT,
-        "statement": whole.sentence(plan.delta),
+        "statement": _statement(whole, ledger, plan.delta),
         "guarantee": {
             "epsilon": number(epsilon),
             "epsilon_lower": absent(f"the {plan.accountant} accountant has no lower bound") if lower is None else number(lower),
@@ -136,6 +136,14 @@ ACCOUNTANTS = {
     "basic": "basic composition",
     "monte-carlo": "Monte Carlo with a proven confidence, charged to delta",
 }
+
+
+def _statement(whole: Guarantee, ledger: Ledger, delta: float) -> str:
+    """The guarantee in one sentence that names everything it pays for."""
+    kinds = dict.fromkeys(accesses.kind_of(p.name) for p in ledger.permits())
+    others = [f"{kind} accesses" if kind == accesses.OTHER else kind for kind in kinds if kind != "training"]
+    sentence = whole.sentence(delta)
+    return sentence.replace("Training satisfies", f"Training with {', '.join(others)} satisfies", 1) if others else sentence
 
 
 def _formal(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:

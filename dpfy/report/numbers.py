@@ -18,6 +18,10 @@ from dpfy.core.unit import Adjacency
 GRID = tuple(k / 10 for k in range(13))
 """Epsilons at which the curve is written down, in units of the stated epsilon."""
 
+FEW = (0.0, 0.5, 1.0)
+SLOW = ("monte-carlo", "advanced", "basic")
+"""Accountants that take seconds for each point get few of them: fewer points make the attacker look stronger, never weaker."""
+
 Points = tuple[tuple[float, float], ...]
 
 
@@ -60,7 +64,8 @@ def points(bill: Bill) -> Points:
     if math.isinf(top):
         return ()
     shape = curve(bill.event, bill.adjacency, bill.accountant)
-    held = {top: bill.delta} | {top * k: shape.delta(top * k) for k in GRID if k != 1}
+    grid = FEW if bill.accountant in SLOW else GRID
+    held = {top: bill.delta} | {top * k: shape.delta(top * k) for k in grid if k != 1}
     return tuple(sorted(held.items()))
 
 
