@@ -92,6 +92,11 @@ def test_negative_or_increasing_coefficients_wider_than_the_separation_raise(coe
         Banded(tuple(coefficients)).sensitivity(Separated(b, k), n)
 
 
+def test_a_rise_of_one_rounding_error_is_no_rise():
+    slow = Blt((1 - 1e-15, 0.5), (0.1, 0.2))
+    assert slow.sensitivity(Separated(4, 5), 500) == pytest.approx(slow.sensitivity(FixedOrder(4, 5), 500), rel=1e-11)
+
+
 def test_the_raw_closed_form_would_be_too_small_there():
     raw = float(np.linalg.norm(sensitivity.overlay(series.padded([1, 0, 0, 0.9], 8), 2, 2)))
     truth = brute(series.dense(series.padded([1, 0, 0, 0.9], 8)), spread(8, 2, 2))
