@@ -202,8 +202,8 @@ def _check(setting: tuple[float, float, int, float]) -> bool:
 
 
 def test_random_settings_against_independent_methods() -> None:
-    told = [_check(setting) for setting in _random_settings(16)]
-    assert sum(told) >= 4
+    told = [_check(setting) for setting in _random_settings(10)]
+    assert sum(told) >= 2
 
 
 @pytest.mark.slow
