@@ -80,7 +80,7 @@ def train(
         "training.momentum": momentum,
         "training.average": average,
         "runtime.engine": engine,
-        "runtime.max_physical_batch": int(max_physical_batch) if (max_physical_batch or "").isdigit() else max_physical_batch,
+        "runtime.max_physical_batch": int(max_physical_batch) if max_physical_batch and max_physical_batch.isdigit() else max_physical_batch,
         "runtime.device": device,
         "runtime.checkpoint_every": checkpoint_every,
         "ledger.path": ledger,
