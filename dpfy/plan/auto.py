@@ -115,7 +115,12 @@ def compare(
             measure(name, "fixed-order", target.plan(recipe))
             for name, recipe in unsampled(records, batch_size, steps, with_dense)
         ]
-    return tuple(sorted(rows, key=lambda row: row.rmse))
+    return tuple(sorted(rows, key=_rank))
+
+
+def _rank(row: Candidate) -> tuple[float, int, str]:
+    """Least error first; among errors equal to five digits the fewest buffers."""
+    return float(f"{row.rmse:.5g}"), row.buffers, row.mechanism
 
 
 def measure(mechanism: str, sampling: str, plan: Plan) -> Candidate:
