@@ -13,7 +13,7 @@ matplotlib.use("svg")
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Canvas
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "dpfy",
     "svg.fonttype": "none",
     "font.size": 9,
