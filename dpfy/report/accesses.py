@@ -6,7 +6,7 @@ The first word of a reservation's name says what it was for: training, tuning, s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpfy.core import events
@@ -41,12 +41,12 @@ def of_kinds(ledger: Ledger, *kinds: str) -> list[Permit]:
     return [p for p in ledger.permits() if kind_of(p.name) in kinds]
 
 
-def table(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
-    """The uses covered, one row a reservation with its own epsilon, and those not covered, with the reason."""
+def table(ledger: Ledger, bill: numbers.Bill, earned: Callable[[Permit], events.Event]) -> dict[str, Any]:
+    """The uses covered, one row a reservation with its own epsilon (of what it has earned), and those not covered, with the reason."""
     permits = ledger.permits()
     seen = {kind_of(p.name) for p in permits}
     missing = [_missing(kind) for kind in KINDS if kind not in seen]
-    return {"covered": [_row(p, bill) for p in permits], "not_covered": [*missing, _elsewhere(shared(ledger))]}
+    return {"covered": [_row(p, bill, earned(p)) for p in permits], "not_covered": [*missing, _elsewhere(shared(ledger))]}
 
 
 def shared(ledger: Ledger) -> bool:
@@ -54,8 +54,7 @@ def shared(ledger: Ledger) -> bool:
     return any(b["type"] == "shared-ledger" for b in ledger.bodies)
 
 
-def _row(permit: Permit, bill: numbers.Bill) -> dict[str, Any]:
-    event = events.Repeated(permit.event, permit.uses)
+def _row(permit: Permit, bill: numbers.Bill, event: events.Event) -> dict[str, Any]:
     return {
         "kind": kind_of(permit.name),
         "name": permit.name,

@@ -14,7 +14,7 @@ from dpfy import accounting
 from dpfy.core import events, participation
 from dpfy.core.codec import number
 from dpfy.core.errors import DpfyError
-from dpfy.core.ledger import Ledger
+from dpfy.core.ledger import Ledger, Permit
 from dpfy.plan.recipe import Plan
 from dpfy.report import accesses, numbers
 from dpfy.report.words import absent, participation_words
@@ -48,15 +48,15 @@ def sound_part(ledger: Ledger, *kinds: str) -> events.Event:
 
 
 def _composed(ledger: Ledger, kinds: Any) -> events.Event:
+    return events.Composed(tuple(earned(ledger, permit) for permit in accesses.of_kinds(ledger, *kinds)))
+
+
+def earned(ledger: Ledger, permit: Permit) -> events.Event:
+    """One reservation with its count, less any amplification that the sampling really done does not earn."""
     foreign = foreign_sampling(ledger)
-    parts = []
-    for permit in accesses.of_kinds(ledger, *kinds):
-        event = events.Repeated(permit.event, permit.uses)
-        if foreign and accesses.kind_of(permit.name) == "training":
-            inner = numbers.unsampled(permit.event, foreign.get("most"))
-            event = events.Repeated(inner, permit.uses)
-        parts.append(event)
-    return events.Composed(tuple(parts))
+    if foreign is None or accesses.kind_of(permit.name) != "training":
+        return events.Repeated(permit.event, permit.uses)
+    return events.Repeated(numbers.unsampled(permit.event, foreign.get("most")), permit.uses)
 
 
 def table(plan: Plan, ledger: Ledger, fixed_seed: bool) -> list[dict[str, str]]:

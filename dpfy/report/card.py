@@ -91,7 +91,7 @@ def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str
             "trust": trust,
         },
         "setting": {"model": trust, "words": words.SETTINGS[trust]},
-        "accesses": accesses.table(ledger, bill),
+        "accesses": accesses.table(ledger, bill, lambda permit: assumptions.earned(ledger, permit)),
         "released": RELEASED,
         "unit": {
             "name": recipe.unit.name,
