@@ -157,7 +157,7 @@ def upper_bound(draws: Array, most: float, variance: float, failure: float) -> f
     if most <= 0:
         return 0.0
     lam = min(0.999 / most, math.sqrt(2 * log_odds / (count * max(variance, 1e-300))))
-    low, high = float(draws.mean()), most
+    low, high = max(0.0, float(draws.mean())), most  # a delta is never negative
     for _ in range(100):
         middle = (low + high) / 2
         if float(np.log1p(lam * (middle - draws)).sum()) >= log_odds:

@@ -67,7 +67,7 @@ def bins_gram(noise: strategy.Strategy, pattern: participation.BallsInBins) -> t
     steps = pattern.bins * pattern.epochs
     encoder = noise.encoder(steps)  # type: ignore[attr-defined]
     responses = np.stack([encoder[:, j :: pattern.bins].sum(axis=1) for j in range(pattern.bins)])
-    gram = np.maximum(responses @ responses.T, 0) / noise.sensitivity(pattern, steps) ** 2
+    gram = np.maximum(responses @ responses.T, 0) / noise.sensitivity(pattern, steps) ** 2 * (1 + 1e-11)  # rounded up
     return tuple(tuple(float(v) for v in row) for row in gram)
 
 

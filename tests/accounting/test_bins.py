@@ -101,6 +101,10 @@ def test_the_confidence_bound_covers_what_it_promises(rate):
     assert np.median(bounds) < rate + 5 * math.sqrt(rate / 500) + 0.01
 
 
+def test_the_confidence_bound_of_draws_below_zero_is_a_delta():
+    assert 0 <= upper_bound(np.full(1000, -0.3), 0.2, 0.01, 1e-9) <= 0.2
+
+
 def test_what_it_does_not_read():
     accountant = MonteCarlo()
     release = CASES["64 bins"][0]
