@@ -126,7 +126,7 @@ def by_accuracy(
     """
     chosen = family if family is not None else GaussianFamily()
     accuracy = intervals.lower(correct, guesses, 1 - check.inside_unit("confidence", confidence))
-    strength = weakest(lambda s: (1 + chosen.advantage(s)) / 2 < accuracy, chosen.claim)
+    strength = weakest(lambda s: (1 + chosen.advantage(s)) / 2 < accuracy, chosen.claim, precision=chosen.precision)
     epsilon = chosen.epsilon(strength, delta) if strength > 0 else 0.0
     assumptions = (INDEPENDENT, THRESHOLD, "canaries were in by independent fair coins", SHAPE.format(chosen.name))
     detail = {"accuracy": correct / guesses, "accuracy_lower": accuracy, "strength_lower": strength}

@@ -29,6 +29,10 @@ class Family(Protocol):
     def claim(self) -> float:
         """The strength that was claimed."""
 
+    @property
+    def precision(self) -> float:
+        """How finely strengths are searched, relative: a lower bound loses at most so much."""
+
     def tradeoff(self, strength: float) -> Tradeoff:
         """A curve that no attacker on this member can get below."""
 
@@ -68,6 +72,7 @@ class GaussianFamily:
 
     claim: float = 1.0
     name: str = "gaussian"
+    precision: float = 1e-3
 
     def tradeoff(self, strength: float) -> Tradeoff:
         """Phi(Phi^-1(1 - fpr) - mu)."""
@@ -94,16 +99,18 @@ class ClaimedFamily:
     at: Callable[[float], Curve]
     claim: float = 1.0
     name: str = "claimed mechanism, rescaled"
+    precision: float = 1e-2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", lru_cache(maxsize=256)(self.at))
+        object.__setattr__(self, "tradeoff", lru_cache(maxsize=256)(self.tradeoff))
 
     def tradeoff(self, strength: float) -> Tradeoff:
         """The largest of the lines that the curve excludes: never above the true trade-off."""
         import numpy as np
 
         curve = self.at(strength)
-        epsilons = np.array([0.0, *(0.02 * 1.13**k for k in range(60))])
+        epsilons = np.array([0.0, *(0.05 * 1.28**k for k in range(26))])
         left = 1 - np.array([curve.delta(float(e)) for e in epsilons])
         steep = np.exp(np.minimum(epsilons, 700.0))
         # 1 - delta - e^eps x, and its mirror image e^-eps (1 - delta - x)

@@ -101,7 +101,7 @@ def f_dp(guesses: Guesses, *, delta: float, family: Family | None = None, confid
     """
     chosen = family if family is not None else GaussianFamily()
     alpha = 1 - check.inside_unit("confidence", confidence)
-    strength = weakest(lambda s: too_many_right(guesses, chosen.tradeoff(s), alpha), chosen.claim)
+    strength = weakest(lambda s: too_many_right(guesses, chosen.tradeoff(s), alpha), chosen.claim, precision=chosen.precision)
     epsilon = chosen.epsilon(strength, delta) if strength > 0 else 0.0
     shape = f"the leak has the shape of the family ({chosen.name})"
     detail = _detail(guesses) | {"strength_lower": strength}

@@ -69,7 +69,7 @@ class WithCanaries(nn.Module):
 
 
 def claimed_curve(plan: Plan) -> Callable[[float], Curve]:
-    """The curve of the plan with its noise divided by a factor: what an audit measures the leak against."""
+    """The curve of the plan, by its own accountant, with its noise divided by a factor: what an audit measures the leak against."""
 
     def at(strength: float) -> Curve:
         return dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / strength).guarantee().curve
