@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dpfy.accounting import peer
@@ -13,6 +16,22 @@ from dpfy.core.unit import Adjacency
 
 PLD_LEAST_DELTA = 1e-9
 """Below this, round-off of the plain FFT power in dp-accounting 0.6.0 makes its PLD report too small an epsilon."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings of dp-accounting while it composes.
+
+    Its RDP leaves out an order whose series does not converge, which only loosens the bound, and says so for every such order. The
+    level of its logger is what it was once the block is left. Conversions to epsilon and delta stay outside: what they warn of matters.
+    """
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class _PeerCurve:
@@ -71,7 +90,8 @@ class _Peer:
             what, _, way_out = reason.partition("; ")
             raise Unsupported(what.removesuffix(" is not supported"), way_out)
         accountant = self._new(adjacency)
-        accountant.compose(peer.to_peer(self._event(event, adjacency)))
+        with _quiet():
+            accountant.compose(peer.to_peer(self._event(event, adjacency)))
         return _PeerCurve(accountant, self.least_delta)
 
 

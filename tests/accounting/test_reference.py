@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import pytest
 
 from dpfy import accounting
 from dpfy.accounting import peer
+from dpfy.accounting.reference import PeerRdp
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
@@ -19,6 +21,19 @@ def test_published_numbers() -> None:
     event = ev.Repeated(STEP, 200)
     assert 0.5867 <= accounting.epsilon(event, 1e-6, accountant="pld") <= 0.5870
     assert 1.21 <= accounting.epsilon(event, 1e-6, accountant="rdp") <= 1.22
+
+
+def test_the_reference_rdp_composes_without_warnings_and_leaves_the_logger_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    from dp_accounting import rdp
+
+    event, logger = ev.Repeated(ev.PoissonSampled(0.5, ev.Gaussian(20.0)), 10), logging.getLogger("absl")
+    plain = rdp.RdpAccountant().compose(peer.to_peer(event))
+    loud, level = len(caplog.records), logger.level
+    curve = PeerRdp().curve(event, Adjacency.ADD_OR_REMOVE_ONE)
+    assert loud > 0
+    assert len(caplog.records) == loud
+    assert logger.level == level
+    assert curve.epsilon(1e-5) == plain.get_epsilon(1e-5)
 
 
 def test_pld_refuses_deltas_it_under_reports_and_counts_it_ignores() -> None:
