@@ -41,27 +41,22 @@ def _matrices(candidate: Candidate) -> tuple[Any, Any]:
 
 def _structure(axes: Any, matrix: Any, title: str) -> None:
     import numpy as np
+    from matplotlib import colors
 
     limit = float(np.abs(matrix).max())
-    scale = "symlog" if limit > 0 else "linear"
-    image = axes.imshow(matrix, cmap="RdBu_r", norm=_norm(limit, scale), interpolation="nearest")
+    norm = colors.SymLogNorm(linthresh=limit * 1e-2, vmin=-limit, vmax=limit)
+    image = axes.imshow(matrix, cmap="RdBu_r", norm=norm, interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
     axes.set_title(title)
     axes.set_xlabel("step of the draw")
     axes.set_ylabel("step")
 
 
-def _norm(limit: float, scale: str) -> Any:
-    from matplotlib import colors
-
-    return colors.SymLogNorm(linthresh=limit * 1e-2, vmin=-limit, vmax=limit) if scale == "symlog" else colors.Normalize(-1, 1)
-
-
 def _entries(axes: Any, noise: Any) -> None:
     values = noise[noise != 0]
     axes.hist(values, bins=80, log=True)
     axes.axvline(0, color="grey", linewidth=0.8)
-    axes.set_title("entries of the inverse that are not zero: negative ones cancel noise")
+    axes.set_title("entries of the inverse: negative ones cancel noise")
     axes.set_xlabel("entry")
     axes.set_ylabel("count")
 
@@ -80,4 +75,5 @@ def _accumulation(axes: Any, found: tuple[Candidate, ...]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_title("noise in the sum of mean gradients so far")
-    axes.legend(fontsize="small")
+    axes.set_ylabel("standard deviation at clip norm 1")
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
