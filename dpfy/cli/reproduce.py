@@ -16,6 +16,7 @@ def reproduce(
     data_dir: Annotated[str | None, typer.Option(help="Folder with mnist/, fashion-mnist/ (else $DPFY_DATA).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     listing: Annotated[bool, typer.Option("--list", help="Name the studies and exit.")] = False,
+    stored: Annotated[bool, typer.Option("--stored", help="Compute nothing: make the page from the cells in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Reproduce a published experiment and write a page with the paper's numbers beside ours.
@@ -31,13 +32,14 @@ def reproduce(
         return
     if name is None:
         raise InvalidInput("name", None, f"give the name of a study: {', '.join(studies.STUDIES)} (or --list)")
-    from dpfy.studies.progress import run_with_progress
+    from dpfy.studies.progress import page_of_stored, run_with_progress
     from dpfy.studies.study import Options
     from dpfy.training.runtime import check_device
 
     check_device(device)
     study = studies.study(name)
-    finished = run_with_progress(study, Options(fast, data_dir, device), out or Path("runs") / f"reproduce-{name}")
+    options, folder = Options(fast, data_dir, device), out or Path("runs") / f"reproduce-{name}"
+    finished = page_of_stored(study, options, folder) if stored else run_with_progress(study, options, folder)
     if as_json:
         print(json.dumps(finished))
     else:

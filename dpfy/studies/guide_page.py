@@ -61,7 +61,7 @@ def _figure_1(results: Results) -> Section:
         rows += [[epsilon, r["batch"], r["rdp"], r["rdp"] / r["batch"], r["tight"], r["tight"] / r["batch"]] for r in found]
     columns = ("epsilon", "batch", "noise (rdp)", "noise / batch (rdp)", "noise (tight)", "noise / batch (tight)")
     axes = Axes("batch size", "noise on the mean gradient / C", log_x=True, log_y=True)
-    parts = [
+    parts: list[Table | Figure] = [
         Figure("figure1", "Figure 1: batch size against noise, RDP", figures.lines(curves, axes)),
         Table("figure1", "Figure 1", columns, rows),
     ]
@@ -100,7 +100,7 @@ def _figure_3(results: Results) -> Section:
         ("batch", "epochs", "rdp", "tight"),
         [[r["batch"], r["epochs"], r["rdp"], r["tight"]] for r in rows],
     )
-    parts = [
+    parts: list[Table | Figure] = [
         Figure("figure3-a", "A: every trial as one more epoch", figures.lines(both, axes)),
         Figure("figure3-b", "B: other batch sizes, RDP", figures.lines(curves, axes)),
         table,

@@ -34,7 +34,8 @@ def page(results: Results) -> Page:
         "unit": "one example",
         "adjacency": "one example added or removed",
         "hyperparameters": "chosen by accuracy on the last 10,000 training images, trained on the first 50,000; the test images were "
-        "used once a row, after the choice. The choice itself is not billed in epsilon: the last table says what it would cost",
+        "used once a row, after the choice. The features and the rough range of clip norms and rates came from earlier work on these data "
+        "sets, part of it judged by test accuracy. The choice itself is not billed in epsilon: the last table says what it would cost",
     }
     return Page([_main(runs), _sweeps(results), _bill(results, runs)], facts)
 

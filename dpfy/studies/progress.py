@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dpfy.studies.study import Options, Study, load_cell, run
+from dpfy.core.errors import InvalidInput
+from dpfy.studies.study import Options, Study, load_cell, run, stored, write_page
 
 
 def run_with_progress(study: Study, options: Options, folder: Path) -> dict[str, Any]:
@@ -26,5 +27,24 @@ def run_with_progress(study: Study, options: Options, folder: Path) -> dict[str,
         "page": str(page),
         "cells": len(cells),
         "computed": len(cells) - stored,
+        "seconds": round(time.monotonic() - start, 3),
+    }
+
+
+def page_of_stored(study: Study, options: Options, folder: Path) -> dict[str, Any]:
+    """Make the page from what `folder` holds; what was done, as JSON."""
+    start = time.monotonic()
+    results = stored(study, options, folder)
+    if not results:
+        raise InvalidInput("--out", str(folder), f"holds no cell of {study.name} with these options")
+    try:
+        page = write_page(study, results, folder)
+    except KeyError as missing:
+        raise InvalidInput("--stored", str(folder), f"the page needs the cell {missing}, which is not stored") from None
+    return {
+        "study": study.name,
+        "page": str(page),
+        "cells": len(results),
+        "computed": 0,
         "seconds": round(time.monotonic() - start, 3),
     }

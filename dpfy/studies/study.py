@@ -142,6 +142,12 @@ def path_of(name: str, folder: Path) -> Path:
     return folder / FOLDER / f"{name}.json"
 
 
+def stored(study: Study, options: Options, folder: Path) -> Results:
+    """The cells of `study` that are stored in `folder`; nothing is computed."""
+    found = [load_cell(cell, folder) for cell in study.cells(options)]
+    return Results([cell for cell in found if cell is not None], options)
+
+
 def run(study: Study, options: Options, folder: Path, show: Callable[[int, int, str], None] | None = None) -> Path:
     """Compute what is missing, cell by cell, then write the page. Returns the page.
 
