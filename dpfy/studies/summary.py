@@ -42,3 +42,11 @@ def filled(text: str, root: Path) -> str:
         _, _, tail = rest.partition(end)
         text = f"{head}{begin}\n\n{tables(name, root)}\n\n{end}{tail}"
     return text
+
+
+if __name__ == "__main__":
+    import sys
+
+    docs = Path(sys.argv[1])
+    page = docs / "studies.md"
+    page.write_text(filled(page.read_text(), docs / "studies"))
