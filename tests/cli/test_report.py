@@ -91,3 +91,41 @@ def test_verify_names_the_field_and_exits_1(run):
         assert shown.exit_code == 1
         assert "guarantee.epsilon" in shown.output
         assert "NOT verified" in shown.output
+
+
+def test_explore_prints_its_address_and_serves_it():
+    import subprocess
+    import urllib.request
+
+    code = "import typer; from dpfy.cli.explore import explore; typer.run(explore)"
+    with subprocess.Popen([sys.executable, "-c", code, "--no-open", "--json"], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = json.loads(server.stdout.readline())["address"]
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(address, timeout=30) as page:
+                assert "Plan a private run" in page.read().decode()
+        finally:
+            server.terminate()
+
+
+def test_explore_names_a_port_in_use():
+    import socket
+
+    from dpfy.cli import explore
+
+    one = typer.Typer()
+    one.command()(explore.explore)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        shown = CliRunner().invoke(one, ["--no-open", "--port", str(taken.getsockname()[1])])
+    assert isinstance(shown.exception, InvalidInput)
+    assert "--port" in str(shown.exception)
+
+
+@pytest.mark.parametrize("module", ["dpfy.report.server", "dpfy.report.publish", "dpfy.report.compare", "dpfy.report.verify"])
+def test_reading_a_card_needs_no_torch(module):
+    import subprocess
+
+    code = f"import sys, {module}; sys.exit(' '.join(m for m in ('torch', 'dp_accounting', 'matplotlib') if m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.strip() == ""

@@ -29,7 +29,7 @@ def model() -> nn.Module:
     return nn.Linear(6, 3)
 
 
-def fit(path: Path, plan: Plan) -> Path:
+def fit(path: Path | dpfy.Run, plan: Plan) -> Path | dpfy.Run:
     net = model()
     dpfy.fit(net, data(), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=path, test=data())
     return path
@@ -85,6 +85,21 @@ def without_privacy(path: Path) -> Path:
     return fit(path, plain_plan(0.0))
 
 
+def shared(path: Path) -> Path:
+    """Billed to the ledger of its data set as well."""
+    return fit(dpfy.Run(path, ledger=path.parent / "people.jsonl"), plain_plan()) and path
+
+
+def converted(path: Path) -> Path:
+    """A model whose batch normalisation had to be replaced."""
+    from dpfy.gradients.checker import convert_batchnorm
+
+    torch.manual_seed(0)
+    net = convert_batchnorm(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)))
+    dpfy.fit(net, data(), plan=plain_plan(), optimizer=torch.optim.Adam(net.parameters(), lr=0.01), run=path)
+    return path
+
+
 def _loop(path: Path, *, stop: int | None = None, resume: bool = False, before: object = None) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -100,3 +115,4 @@ def _loop(path: Path, *, stop: int | None = None, resume: bool = False, before: 
 
 FIVE = {"dp-sgd": dpsgd, "correlated": correlated, "non-poisson": shuffled, "resumed": resumed, "tuned": tuned}
 MORE = {"foreign": foreign, "user-level": user_level, "replace-one": replaced, "no-privacy": without_privacy}
+MORE |= {"shared": shared, "converted": converted}

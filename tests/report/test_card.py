@@ -200,6 +200,31 @@ def test_tuning_costs(made):
     assert any("Tuning is not covered" in line for line in card_of(made("dp-sgd"))["warnings"])
 
 
+def test_other_runs_on_the_same_data_are_named(made):
+    for name, said_so in (("shared", "the data set's own ledger"), ("dp-sgd", "no ledger across runs was given")):
+        rows = {row["kind"]: row["absent"] for row in card_of(made(name))["accesses"]["not_covered"]}
+        assert said_so in rows["other runs"]
+
+
+def test_replaced_layers_are_named(made):
+    card = card_of(made("converted"))
+    assert card["components"]["replaced"] == ["BatchNorm1d by GroupNorm"]
+    assert card["components"]["modules"] == {"Linear": 2, "GroupNorm": 1, "ReLU": 1}
+    assert card["components"]["parameters"] == 6 * 8 + 8 + 16 + 8 * 3 + 3
+    assert card["optimizer"]["name"] == "Adam"
+    assert words.is_absent(card["utility"])
+    assert words.is_absent(card["confusion"])
+    assert words.is_absent(card_of(made("dp-sgd"))["components"]["replaced"])
+
+
+def test_confused_classes_are_counted(made):
+    card = card_of(made("dp-sgd"))
+    counts = card["confusion"]
+    assert [sum(row) for row in counts] == runs.data()[1].bincount().tolist()
+    right = sum(counts[k][k] for k in range(3)) / runs.RECORDS
+    assert right == pytest.approx(card["utility"]["test_accuracy"])
+
+
 def test_a_resumed_run_has_the_card_of_an_uninterrupted_one(made):
     resumed, whole = card_of(made("resumed")), card_of(made("dp-sgd"))
     for key in (
