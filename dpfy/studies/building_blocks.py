@@ -42,6 +42,8 @@ PAPER_RECORDS = 5000
 TRIES = {"try1": 100, "try2": 200, "try3": 200, "try3-printed": 200, "try4": 200}
 """Steps of each try, as in the text. try3-printed has the text's noise for replacing a record, which Poisson accounting does not need."""
 LAST = TRIES["try4"]
+ENTRIES = (-0.4, 1.5)
+"""Range of the histogram of the inverse's entries."""
 
 
 def cells(options: Options) -> list[Cell]:
@@ -49,7 +51,7 @@ def cells(options: Options) -> list[Cell]:
     found = [
         Cell("salary", SALARY, salary),
         Cell("noise-by-steps", {"steps": list(SIGMA_STEPS), "epsilon": EPSILON, "delta": DELTA, "rate": RATE}, noise_by_steps),
-        Cell("strategy", {"steps": LAST}, strategy_structure),
+        Cell("strategy", {"steps": LAST, "entries": list(ENTRIES)}, strategy_structure),
     ]
     setting = data_setting(options)
     iterations = 1500 if options.fast else 5000
@@ -140,7 +142,7 @@ def strategy_structure() -> dict[str, Any]:
     chosen = best_strategy(steps)
     encoder, noising = chosen.encoder(steps), chosen.noise_matrix(steps)
     below = noising[np.tril_indices(steps)]
-    counts, edges = np.histogram(below, bins=60, range=(-0.3, 1.1))
+    counts, edges = np.histogram(below, bins=60, range=ENTRIES)
     thin = slice(None, None, 4)
     return {
         "encoder": encoder[thin, thin].round(4).tolist(),
