@@ -61,7 +61,7 @@ def test_tight_on_full_batches():
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 3.0, 8.0])
 def test_tight_with_sampling(epsilon):
-    verdict, _, _ = audit(epsilon, 16_000, seed=2, steps=40, rate=RATE)
+    verdict, _, _ = audit(epsilon, 90_000, seed=2, steps=40, rate=RATE)
     assert 0.8 * epsilon <= verdict.bound.epsilon <= epsilon
 
 

@@ -97,7 +97,7 @@ def uniform(step: int, noise: Grads, total: Grads) -> Grads:
     """Uniform noise of the right variance."""
     import torch
 
-    scale = torch.cat([z.reshape(-1) for z in noise.values()]).std()
+    scale = torch.cat([z.reshape(-1) for z in noise.values()]).std().clamp(min=1e-30)
     return {n: (torch.special.ndtr(z / scale) - 0.5) * scale * math.sqrt(12) for n, z in noise.items()}
 
 
