@@ -164,11 +164,16 @@ def test_the_explorer_without_its_token_is_refused(driver, explorer):
 
 
 def test_the_report_prints_on_paper(driver, made):
-    """Printed to PDF without an error, on a handful of pages."""
+    """Printed to PDF without an error, on a handful of pages; dark ink on white paper, also for those who read in the dark."""
     import base64
 
-    browser.resize(driver, 1280)
+    browser.resize(driver, 800, dark=True)
     driver.get((made("dp-sgd") / "report.html").as_uri())
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
+    assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert driver.execute_script(browser.CONTRAST) == []
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     paper = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
     assert paper.startswith(b"%PDF")
     assert 2 <= paper.count(b"/Type /Page\n") + paper.count(b"/Type /Page ") + paper.count(b"/Type /Page/") <= 12
