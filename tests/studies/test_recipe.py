@@ -122,3 +122,21 @@ def _trained(
         average = {name: value.clone() for name, value in training.average.items()}
     head.load_state_dict(average)
     return head
+
+
+@pytest.mark.parametrize("waves", [0, 64])
+def test_a_whole_run_is_billed_for_both_releases(monkeypatch: pytest.MonkeyPatch, waves: int) -> None:
+    """On made-up features that a linear model can tell apart: the run learns, and epsilon is that of moments and steps together."""
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.arange(600) % 10
+    centres = torch.randn(10, 9, 4, generator=generator)
+    features = unit(centres[labels] + 0.3 * torch.randn(600, 9, 4, generator=generator))
+    monkeypatch.setattr(images, "RECORDS", 500)
+    monkeypatch.setattr(images, "extracted", lambda data, options: (features[:500], labels[:500], features[500:], labels[500:]))
+    recipe = images.Recipe(0.1, 0.5, waves, 1.0, Setting(30, 0.2, 4.0, 0.0, 0.9))
+    options = images.Options()
+    found = images.run_one("mnist", 8.0, 0, recipe, options)
+    assert 0.999 * 8 < found["epsilon"] <= 8
+    assert found["test_accuracy"] > 0.5
+    again = images.run_one("mnist", 8.0, 0, recipe, options)
+    assert again["test_accuracy"] == found["test_accuracy"]  # a fixed seed repeats the run
