@@ -114,7 +114,8 @@ class BookkeepingEngine:
             run_jobs(self._jobs)
             self._jobs.clear()
             sums = combine(found, clip, params, mask) if found else {}
-            total = {name: sums.pop(name) if name in sums else torch.zeros_like(p) for name, p in params.items()} | sums
+            total = zeros({name: p for name, p in params.items() if name not in sums}, clip) | sums
+            total = {name: total.pop(name) for name in params} | total
         forget(self._replay)
         if self._replay is not None and not self._tape.unsettled and not self._strays:
             self._replay.close()  # only strays need it, and it keeps the model's output alive

@@ -10,7 +10,7 @@ from torch import Tensor
 from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contribution import Contribution, Direct, Late, Outer
-from dpfy.gradients.engine import cautious, count_of, group_rows, silence
+from dpfy.gradients.engine import cautious, count_of, group_rows, norm_dtype, silence
 
 JOIN_ELEMENTS = 2**22
 """Direct gradients up to this size are copied side by side; larger ones are worth their own pass."""
@@ -66,7 +66,7 @@ class Flag:
 def _weigh(
     rests: list[tuple[_Small | None, dict[str, Contribution]]], scale: Tensor, params: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Weighted sums of all groups, in the dtypes and shapes of the parameters."""
+    """Weighted sums of all groups, in the shapes of the parameters, in float32 or wider."""
     sums: dict[str, Tensor] = {}
     for (small, large), weights in zip(rests, scale, strict=True):
         narrow = {dtype: weights.to(dtype) for dtype in {part.dtype for part in large.values()}}
@@ -75,7 +75,7 @@ def _weigh(
         for name, part in large.items():
             total = part.weighted_sum(narrow[part.dtype])
             like = params[name]
-            sums[name] = (total if total.dtype == like.dtype else total.to(like.dtype)).view(like.shape)
+            sums[name] = total.to(norm_dtype(like.dtype)).view(like.shape)
     return sums
 
 
@@ -135,12 +135,12 @@ class _Small:
     def weighted_sum(self, weights: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One vector-matrix product, cut into the parameters."""
         total = Direct(self.flat).weighted_sum(weights)
-        dtypes = {params[name].dtype for name in self.names}
+        dtypes = {norm_dtype(params[name].dtype) for name in self.names}
         if len(dtypes) == 1:
             total = total.to(dtypes.pop())
         pieces = total.split([shape.numel() for shape in self.shapes])
         named = zip(self.names, pieces, strict=True)
-        return {name: piece.to(params[name].dtype).view(params[name].shape) for name, piece in named}
+        return {name: piece.to(norm_dtype(params[name].dtype)).view(params[name].shape) for name, piece in named}
 
 
 def _split(found: dict[str, Contribution], members: list[str]) -> tuple[_Small | None, dict[str, Contribution]]:

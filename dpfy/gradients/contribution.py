@@ -7,6 +7,7 @@ for a few examples at a time, the parts themselves. A bounded number of elements
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -63,6 +64,16 @@ def wide(t: Tensor) -> Tensor:
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product of `a` and `b`, in float32 for narrower factors: accumulated wide, and not rounded afterwards."""
+    if a.dtype in (torch.float32, torch.float64):
+        return a @ b
+    if a.is_cuda:
+        with suppress(TypeError, RuntimeError):  # builds without a wide result take the longer way
+            return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
 def row_squares(t: Tensor) -> Tensor:
     """[batch, ...] to [batch] sums of squares, accumulated in float32 or wider."""
     dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
@@ -114,7 +125,7 @@ class Direct:
         return row_squares(self.grads)[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = self.grads.flatten(1)
+        flat = wide(self.grads.flatten(1))
         return torch.mv(flat.t(), weights.to(flat.dtype)).view(self.grads.shape[1:])
 
     def per_example(self, rows: slice) -> Tensor:
@@ -237,7 +248,7 @@ class Outer:
             left = scaled(left, weights)
         else:
             right = scaled(right, weights)
-        return left.flatten(0, 1).t() @ right.flatten(0, 1)
+        return wide_product(left.flatten(0, 1).t(), right.flatten(0, 1))
 
     def per_example(self, rows: slice) -> Tensor:
         return self.left[rows].mT @ self.right[rows]
@@ -277,8 +288,8 @@ class Rows:
         return torch.cat(parts)[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.grads.new_zeros(self.count, self.grads.shape[-1])
-        return total.index_add_(0, self.index.flatten(), scaled(self.grads, weights).flatten(0, 1))
+        parts = wide(scaled(self.grads, weights).flatten(0, 1))
+        return parts.new_zeros(self.count, parts.shape[-1]).index_add_(0, self.index.flatten(), parts)
 
     def per_example(self, rows: slice) -> Tensor:
         index, grads = self.index[rows], self.grads[rows]

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contribution import KEEP_ELEMENTS, Contribution, Outer, kept, kept_whole, norm_by_parts, row_chunks, scaled
+from dpfy.gradients.contribution import (
+    KEEP_ELEMENTS,
+    Contribution,
+    Outer,
+    kept,
+    kept_whole,
+    norm_by_parts,
+    row_chunks,
+    scaled,
+    wide,
+)
 
 GROUPED_WIDTH = 80_000
 """Convolutions with more weights than this run faster example by example than folded into groups (measured on a CPU)."""
@@ -86,7 +96,7 @@ class Convolution:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         grads = scaled(self.grads, weights.repeat_interleave(self.images) if self.images > 1 else weights)
-        return weight_gradient(self.inputs, grads, self.weight, self.geometry)
+        return weight_gradient(wide(self.inputs), wide(grads), wide(self.weight), self.geometry)
 
     def per_example(self, rows: slice) -> Tensor:
         rows = slice(rows.start * self.images, rows.stop * self.images)

@@ -75,7 +75,11 @@ def group_rows(clip: Clip, names: list[str]) -> list[list[int]]:
 
 
 def norm_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms are accumulated in float64 for float64 models and in float32 for everything narrower."""
+    """Norms and sums are made in float64 for float64 models and in float32 for everything narrower.
+
+    A sum rounded to bfloat16 before the noise would move by whole units in its last place when one small contribution is added:
+    by more than the bound. Rounding after the noise is post-processing.
+    """
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -106,7 +110,7 @@ def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tens
     for members, multiplier in zip(rows, scale, strict=True):
         keep = multiplier > 0
         for i in members:
-            clean = torch.where(keep.view(-1, *[1] * (per_unit[i].dim() - 1)), per_unit[i], 0.0)
+            clean = torch.where(keep.view(-1, *[1] * (per_unit[i].dim() - 1)), per_unit[i], 0.0).to(norm_dtype(per_unit[i].dtype))
             sums[names[i]] = torch.tensordot(multiplier.to(clean.dtype), clean, dims=1)
     return sums | count_of(clip, scale)
 
@@ -142,6 +146,6 @@ def count_of(clip: Clip, scale: Tensor) -> Grads:
 
 def zeros(params: dict[str, nn.Parameter], clip: Clip) -> Grads:
     """The sum over no units."""
-    none = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name, p in params.items()}
+    none = {name: torch.zeros_like(p, dtype=norm_dtype(p.dtype)) for name, p in params.items()}
     some = next(iter(none.values()), torch.zeros(()))
     return none | ({COUNT: some.new_zeros(())} if isinstance(clip, QuantileClip) else {})

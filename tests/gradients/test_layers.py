@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpfy.gradients.batched import BatchedEngine
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Engine, Grads
@@ -220,6 +221,7 @@ def test_layer_equals_loop(kind: str, seed: int) -> None:
         expected = answer(LoopEngine(), model, x, twist, clip)
         assert distance(answer(BookkeepingEngine(), model, x, twist, clip), expected) < 1e-9
         assert distance(answer(BookkeepingEngine(), model, x, twist, clip, steps=3), expected) < 1e-9
+        assert distance(answer(BatchedEngine(), model, x, twist, clip), expected) < 1e-9
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
@@ -235,3 +237,4 @@ def test_frozen_half_of_a_layer(kind: str, frozen: str) -> None:
     expected = answer(LoopEngine(), model, x, twist, FlatClip(0.3))
     assert f"0.{frozen}" not in expected
     assert distance(answer(BookkeepingEngine(), model, x, twist, FlatClip(0.3), steps=2), expected) < 1e-9
+    assert distance(answer(BatchedEngine(), model, x, twist, FlatClip(0.3)), expected) < 1e-9
