@@ -39,15 +39,11 @@ def stated_note(ledger: Ledger) -> dict[str, Any]:
 
 def sound_event(ledger: Ledger) -> events.Event:
     """What the ledger reserves, less any amplification that the sampling really done does not earn."""
-    return _composed(ledger, accesses.KINDS | {accesses.OTHER: ""})
+    return sound_part(ledger, *accesses.KINDS, accesses.OTHER)
 
 
 def sound_part(ledger: Ledger, *kinds: str) -> events.Event:
     """The same for some kinds of access only."""
-    return _composed(ledger, kinds)
-
-
-def _composed(ledger: Ledger, kinds: Any) -> events.Event:
     return events.Composed(tuple(earned(ledger, permit) for permit in accesses.of_kinds(ledger, *kinds)))
 
 

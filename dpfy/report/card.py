@@ -28,6 +28,10 @@ RELEASED = "every noisy step, and so every intermediate model and average; not t
 FIXED_SEED = "fixed for a test"
 NO_AUDIT = "no audit was made before the run ended; an audit made later stands in audit.json and in the report"
 NO_NORMS = "gradient norms were not released: showing them would cost privacy, and no reservation pays for it"
+VERIFICATION = (
+    "dpfy is open source (Apache-2.0). `dpfy verify` on the run folder recomputes every number above from the ledger, again with a "
+    "second accountant, and checks the hashes of all files."
+)
 NO_TEST = "no public test data was given to the run"
 
 
@@ -71,58 +75,62 @@ def sealed(card: dict[str, Any]) -> dict[str, Any]:
 
 def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str, ...], trust: str) -> dict[str, Any]:
     """All that follows from plan and ledger, given the stated facts of the run."""
-    recipe = plan.recipe
     bill = numbers.Bill(assumptions.sound_event(ledger), ledger.adjacency, plan.accountant, plan.delta)
-    fixed = facts["provenance"].get("seed") == FIXED_SEED
     epsilon = numbers.epsilon(bill)
-    lower = numbers.epsilon_lower(bill)
+    unit, adjacency = plan.recipe.unit, plan.recipe.adjacency
     shape = numbers.curve(bill.event, bill.adjacency, bill.accountant)
     whole = Guarantee(shape, plan.accountant, ledger.adjacency, ledger.unit, trust, caveats)
     return {
         "format": FORMAT,
         "statement": _statement(whole, ledger, plan.delta),
-        "guarantee": {
-            "epsilon": number(epsilon),
-            "epsilon_lower": absent(f"the {plan.accountant} accountant has no lower bound") if lower is None else number(lower),
-            "delta": plan.delta,
-            "accountant": plan.accountant,
-            "adjacency": recipe.adjacency.value,
-            "unit": recipe.unit.name,
-            "trust": trust,
-        },
+        "guarantee": _headline(plan, bill, trust),
         "setting": {"model": trust, "words": words.SETTINGS[trust]},
         "accesses": accesses.table(ledger, bill, lambda permit: assumptions.earned(ledger, permit)),
         "released": RELEASED,
         "unit": {
-            "name": recipe.unit.name,
-            "most_records": recipe.unit.most_records,
-            "meaning": words.unit_meaning(recipe.unit),
-            "protection": words.protection_of(recipe.unit),
-            "protection_words": words.PROTECTIONS[words.protection_of(recipe.unit)],
+            "name": unit.name,
+            "most_records": unit.most_records,
+            "meaning": words.unit_meaning(unit),
+            "protection": words.protection_of(unit),
+            "protection_words": words.PROTECTIONS[words.protection_of(unit)],
         },
-        "adjacency": {"name": recipe.adjacency.value, "meaning": words.adjacency_meaning(recipe.adjacency)},
-        "accounting": {
-            "accountant": plan.accountant,
-            "words": ACCOUNTANTS.get(plan.accountant, f"the {plan.accountant} accountant"),
-            "theorem": pairs.find(recipe.sampler.participation, recipe.strategy).theorem,
-            "assumptions": assumptions.table(plan, ledger, fixed),
-            "sampling_note": assumptions.stated_note(ledger),
-            "without_amplification": assumptions.without_amplification(ledger, bill),
-        },
+        "adjacency": {"name": adjacency.value, "meaning": words.adjacency_meaning(adjacency)},
+        "accounting": _accounting(plan, ledger, bill, facts),
         "formal": _formal(ledger, bill),
-        "tier": meaning.tier(epsilon, recipe.unit, recipe.adjacency),
-        "attacker": meaning.attacker(numbers.points(bill), recipe.unit),
+        "tier": meaning.tier(epsilon, unit, adjacency),
+        "attacker": meaning.attacker(numbers.points(bill), unit),
         "delta": _delta(plan),
         "mechanism": _mechanism(plan),
         "plan": plan.to_json(),
         "caveats": list(caveats),
         "warnings": _warnings(plan, ledger, facts, epsilon),
         "ledger": {"head": ledger.head, "entries": len(ledger.bodies)},
-        "verification": {
-            "words": "dpfy is open source (Apache-2.0). `dpfy verify` on the run folder recomputes every number above from the "
-            "ledger, again with a second accountant, and checks the hashes of all files.",
-            "command": "dpfy verify RUN",
-        },
+        "verification": {"words": VERIFICATION, "command": "dpfy verify RUN"},
+    }
+
+
+def _headline(plan: Plan, bill: numbers.Bill, trust: str) -> dict[str, Any]:
+    lower = numbers.epsilon_lower(bill)
+    return {
+        "epsilon": number(numbers.epsilon(bill)),
+        "epsilon_lower": absent(f"the {plan.accountant} accountant has no lower bound") if lower is None else number(lower),
+        "delta": plan.delta,
+        "accountant": plan.accountant,
+        "adjacency": plan.recipe.adjacency.value,
+        "unit": plan.recipe.unit.name,
+        "trust": trust,
+    }
+
+
+def _accounting(plan: Plan, ledger: Ledger, bill: numbers.Bill, facts: dict[str, Any]) -> dict[str, Any]:
+    fixed = facts["provenance"].get("seed") == FIXED_SEED
+    return {
+        "accountant": plan.accountant,
+        "words": ACCOUNTANTS.get(plan.accountant, f"the {plan.accountant} accountant"),
+        "theorem": pairs.find(plan.recipe.sampler.participation, plan.recipe.strategy).theorem,
+        "assumptions": assumptions.table(plan, ledger, fixed),
+        "sampling_note": assumptions.stated_note(ledger),
+        "without_amplification": assumptions.without_amplification(ledger, bill),
     }
 
 

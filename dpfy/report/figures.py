@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -13,6 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 22, 12, 46
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Pairs = Sequence[tuple[float, float]]
+Place = Callable[[tuple[float, float]], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,14 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _axes(x: Axis, y: Axis, place: object) -> list[str]:
+def _axes(x: Axis, y: Axis, place: Place) -> list[str]:
     parts = []
     for value in y.ticks():
-        row = place((x.low, value))[1]  # type: ignore[operator]
+        row = place((x.low, value))[1]
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{row:.1f}" y2="{row:.1f}"/>')
         parts.append(f'<text x="{LEFT - 7}" y="{row + 4:.1f}" text-anchor="end">{y.text(value)}</text>')
     for value in x.ticks():
-        column = place((value, y.low))[0]  # type: ignore[operator]
+        column = place((value, y.low))[0]
         parts.append(f'<text x="{column:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="middle">{x.text(value)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="label" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x.label)}</text>')

@@ -373,6 +373,8 @@ def test_reports_give_nothing_away(tmp_path):
         "training.steps": 4,
     }  # fmt: skip
     job.run(config.make({}, flags), tmp_path / "run", seed=77)
+    rows = {row["what"]: row for row in card_of(tmp_path / "run")["accounting"]["assumptions"]}
+    assert rows["noise"]["holds"] == "no"
     secret = Randomness.for_tests(77).secret
     needles = [secret.hex(), str(tmp_path), os.getcwd(), "secret_people", "insecure_seed"]
     needles += [repr(float(v)) for v in x.flatten()] + [f"{float(v):.5g}" for v in x[:20].flatten() if abs(v) > 1e-2]
