@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, DpfyError, InvalidInput, Unsupported
     from dpfy.core.ledger import Ledger
     from dpfy.core.unit import Adjacency, Unit
+    from dpfy.gradients.inspect import inspect
     from dpfy.plan.auto import auto
     from dpfy.plan.correlated import bandmf, blt, dpftrl
     from dpfy.plan.recipe import Plan, Recipe, dpsgd
@@ -35,6 +36,7 @@ _HOME = {
     "InvalidInput": "dpfy.core.errors",
     "Unsupported": "dpfy.core.errors",
     "Ledger": "dpfy.core.ledger",
+    "inspect": "dpfy.gradients.inspect",
     "Adjacency": "dpfy.core.unit",
     "Unit": "dpfy.core.unit",
     "Plan": "dpfy.plan.recipe",
@@ -76,6 +78,7 @@ __all__ = [
     "dpftrl",
     "dpsgd",
     "fit",
+    "inspect",
     "verify",
 ]
 

@@ -10,10 +10,10 @@ from dpfy import accounting
 from dpfy.accounting import calibrate as calibration
 from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
-from dpfy.gradients.clip import CLIPS, Clip, FlatClip
+from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
 from dpfy.noise.families import STRATEGIES
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.plan import pairs
@@ -38,6 +38,11 @@ class Recipe:
         check.integer("steps", self.steps)
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         pairs.find(self.sampler.participation, self.strategy)
+        if isinstance(self.clip, MicrobatchClip):
+            way_out = "one record more would move all groups: use FlatClip, or clip fixed groups at level 3"
+            raise Unsupported("clipping microbatches of a random batch", way_out)
+        if isinstance(self.clip, QuantileClip) and not isinstance(self.strategy, Identity):
+            raise Unsupported("adaptive clipping with correlated noise", "use a fixed clip norm, or independent noise")
 
     @property
     def expected_batch(self) -> float:

@@ -16,7 +16,8 @@ from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
 from dpfy.data.records import as_records
 from dpfy.gradients.checker import LossProbe, check_model
-from dpfy.gradients.engine import Grads
+from dpfy.gradients.clip import COUNT, QuantileClip
+from dpfy.gradients.engine import Grads, zeros
 from dpfy.gradients.select import choose
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
@@ -80,6 +81,7 @@ class PrivateTraining:
             self.average = self.rule.averaging.init(self.model)
             self.noise_state = self._noise.init(dict(trainable(self.model)))
             self.physical_batch = self._physical_batch()
+            self.clip = self.plan.recipe.clip
             self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
             state.restore_or_begin(self)
             self.engine.attach(self.model)
@@ -118,7 +120,7 @@ class PrivateTraining:
             pieces = list(physical(indices, self.physical_batch, pad=runtime.pad))
             self._pieces = _Pieces(len(pieces))
             if not pieces:
-                self._update(Bounded(self._zeros(), recipe.clip.bound, recipe.unit))
+                self._update(Bounded(zeros(trainable(self.model), self.clip), self.clip.bound, recipe.unit))
             for piece, mask in pieces:
                 batch = self.records.take(torch.from_numpy(piece).to(self.device))
                 self._pieces.expect(torch.from_numpy(mask).to(self.device) if not mask.all() else None, len(piece))
@@ -140,7 +142,7 @@ class PrivateTraining:
         if self._probe:
             probe, self._probe = self._probe, None
             probe.check(losses)
-        part = self.engine.bounded_sum(losses, self.plan.recipe.clip, self._pieces.mask)
+        part = self.engine.bounded_sum(losses, self.clip, self._pieces.mask)
         self._pieces.add(part.value)
         if self._pieces.complete:
             self._update(Bounded(self._pieces.total, part.bound, self.plan.recipe.unit))
@@ -178,6 +180,8 @@ class PrivateTraining:
         """Noise, divide by the expected batch size, step: the logical boundary."""
         step, recipe = self.steps_done, self.plan.recipe
         released, self.noise_state = self._noise.release(total, step, self.noise_state, self.folder.permit)
+        if (count := released.value.pop(COUNT, None)) is not None and isinstance(self.clip, QuantileClip):
+            self.clip = self.clip.updated(float(count), recipe.expected_batch)
         parameters = trainable(self.model)
         means = torch._foreach_div(list(released.value.values()), recipe.expected_batch)
         for name, mean in zip(released.value, means, strict=True):
@@ -197,9 +201,6 @@ class PrivateTraining:
     def _physical_batch(self) -> int:
         most = self.runtime.max_physical_batch
         return most if isinstance(most, int) else largest_batch(self.model, self.records.tensors, self.device)
-
-    def _zeros(self) -> Grads:
-        return {name: torch.zeros_like(p) for name, p in trainable(self.model).items()}
 
     def _check_records(self) -> None:
         expected, found = self.plan.recipe.records, len(self.records)

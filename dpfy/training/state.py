@@ -13,6 +13,7 @@ from torch import Tensor
 from dpfy import accounting
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.guarantee import Guarantee
+from dpfy.plan.recipe import CODEC
 from dpfy.training import checkpoint, metrics
 from dpfy.training.averaging import trainable
 
@@ -88,6 +89,7 @@ def save(training: PrivateTraining) -> None:
         "optimizer": optimizer,
         "rates": training._base_rates,
         "physical": training.physical_batch,
+        "clip": CODEC.encode(training.clip),
     }
     checkpoint.write(training.folder.state, checkpoint.Snapshot(training.steps_done, facts, named), training.folder.randomness)
 
@@ -106,6 +108,7 @@ def _load(training: PrivateTraining, snapshot: checkpoint.Snapshot) -> None:
         raise Corrupt("checkpoint/state.safetensors", f"does not fit this model ({problem})") from None
     training.noise_state = {name: t.to(training.device) for name, t in snapshot.part("noise").items()}
     training._base_rates = list(snapshot.facts["rates"])
+    training.clip = CODEC.decode(snapshot.facts["clip"])
     training.steps_done = snapshot.step
     generators = snapshot.part("random")
     torch.set_rng_state(generators["cpu"])

@@ -303,3 +303,37 @@ def test_bad_runtimes():
     for change in ({"max_physical_batch": 0}, {"max_physical_batch": "all"}, {"engine": "fast"}, {"device": "quantum"}):
         with pytest.raises(InvalidInput, match=next(iter(change))):
             dpfy.Runtime(**change)
+
+
+def test_adaptive_clipping_follows_a_private_quantile_and_resumes(tmp_path):
+    """From a clip norm far too large the norm comes down; a run cut in two releases the same bits as a whole one."""
+    from dataclasses import replace
+
+    from dpfy.gradients.clip import QuantileClip
+
+    recipe = replace(dpfy.dpsgd(small.RECORDS, 50, steps=30), clip=QuantileClip(20.0, learning_rate=0.4))
+    plan = recipe.with_noise(1.0, delta=1e-3)
+    norms = []
+    for name, cut in (("whole", None), ("cut", 11), ("cut", None)):
+        torch.manual_seed(0)
+        net = nn.Linear(small.FEATURES, small.CLASSES)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        run = dpfy.Run(tmp_path / name, seed=3, resume=True)
+        with dpfy.PrivateTraining(net, optimizer, small.data(), plan, run) as training:
+            for batch in training.batches():
+                training.step(losses_of(net, batch))
+                if training.steps_done == cut:
+                    break
+            norms.append(training.clip.norm)
+    assert norms[0] < 5
+    assert norms[0] == norms[2] < norms[1]
+    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (tmp_path / "cut" / "model.safetensors").read_bytes()
+
+
+def test_clip_rules_without_a_proof_are_refused():
+    from dataclasses import replace
+
+    from dpfy.gradients.clip import MicrobatchClip
+
+    with pytest.raises(Unsupported, match="microbatches"):
+        replace(dpfy.dpsgd(small.RECORDS, 50, steps=3), clip=MicrobatchClip(1.0, 4))
