@@ -8,14 +8,28 @@ from typing import Annotated
 import typer
 
 from dpfy import __version__
-from dpfy.cli import account, calibrate, compare, compare_mechanisms, compare_runs, inspect, report, train, verify
+from dpfy.cli import (
+    account,
+    audit,
+    calibrate,
+    compare,
+    compare_mechanisms,
+    compare_runs,
+    explore,
+    inspect,
+    report,
+    reproduce,
+    train,
+    verify,
+)
 from dpfy.core.errors import DpfyError
 
 HELP = """Differentially private machine learning: the guarantee printed is the guarantee delivered.
 
 Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder that anyone can check with
-[b]dpfy verify[/b]. Plan before you touch data with [b]dpfy account[/b] (what does this noise cost?) and [b]dpfy calibrate[/b]
-(how much noise do I need?). Every verb takes --json and then prints one JSON object on standard output.
+[b]dpfy verify[/b]. Plan before you touch data with [b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b]
+(how much noise do I need?) and [b]dpfy explore[/b]. Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b].
+Verbs that answer with numbers take --json and then print one JSON object on standard output.
 """
 
 app = typer.Typer(
@@ -27,6 +41,9 @@ app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.command("inspect")(inspect.inspect)
 app.command("report")(report.report)
+app.add_typer(audit.app, name="audit")
+app.command("explore")(explore.explore)
+app.command("reproduce")(reproduce.reproduce)
 compare.app.command("runs")(compare_runs.runs)
 compare.app.command("mechanisms")(compare_mechanisms.mechanisms)
 app.add_typer(compare.app, name="compare")
