@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from dpfy.cli.audit import app
@@ -12,6 +13,15 @@ from dpfy.core.errors import Corrupt, InvalidInput
 
 runner = CliRunner()
 SMALL = ["--model", "linear", "--epsilon", "8", "--steps", "12", "--insecure-seed", "1"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small models: threads only get in each other's way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def call(*arguments: str, status: int = 0) -> dict:
