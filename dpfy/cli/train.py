@@ -80,7 +80,7 @@ def train(
         "training.momentum": momentum,
         "training.average": average,
         "runtime.engine": engine,
-        "runtime.max_physical_batch": int(max_physical_batch) if max_physical_batch and max_physical_batch.isdigit() else max_physical_batch,
+        "runtime.max_physical_batch": _whole(max_physical_batch),
         "runtime.device": device,
         "runtime.checkpoint_every": checkpoint_every,
         "ledger.path": ledger,
@@ -88,6 +88,11 @@ def train(
         "ledger.budget_delta": budget_delta,
     }
     _train(config, out, flags, resume=resume, seed=insecure_seed, as_json=as_json)
+
+
+def _whole(text: str | None) -> int | str | None:
+    """A number where the text is one."""
+    return int(text) if text is not None and text.isdigit() else text
 
 
 def _train(
@@ -111,7 +116,7 @@ def _train(
         print(f"accuracy on held-out data: {accuracy:.2%}")
     print(card["statement"])
     print(f"engine: {outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s")
-    for name in ("model.safetensors", "privacy.json", "ledger.jsonl", "metrics.jsonl", "config.toml"):
+    for name in ("model.safetensors", "report.html", "report.md", "privacy.json", "ledger.jsonl", "metrics.jsonl", "config.toml"):
         if (folder / name).is_file():
             print(f"  {folder / name}")
     print(f"check it: dpfy verify {folder}")

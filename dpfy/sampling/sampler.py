@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Sampler(Protocol):
     """Picks the records of a step.
 
-    Guarantees: `batch` is a pure function of (step, records, rng), with rng the generator at `address(step)`: the same step of a resumed run picks the same records, and what
-    it picks has the distribution that `participation` promises to the accountant.
+    Guarantees: `batch` is a pure function of (step, records, rng), with rng the generator at `address(step)`: the same step of a
+    resumed run picks the same records, and what it picks has the distribution that `participation` promises to the accountant.
     """
 
     @property
