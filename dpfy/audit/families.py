@@ -136,7 +136,7 @@ def weakest(excluded: Callable[[float], bool], start: float, *, precision: float
         low, high = high, 2 * high
         if high > 1e6 * start:
             return low
-    while high - low > precision * max(high, 1e-2 * start):
+    while high - low > precision * max(high, 0.1 * start) and high > 1e-2 * start:  # weaker than that is nothing
         middle = (low + high) / 2
         low, high = (middle, high) if excluded(middle) else (low, middle)
     return low
