@@ -39,7 +39,8 @@ def page(results: Results) -> Page:
         "adjacency": "one example added or removed",
         "hyperparameters": "printed: batch, epochs, noise, clip norm, learning rate. Not printed and inferred: 54,000 training records for "
         "DP-SGD (the printed epsilons belong to rate 1/210 and 4,200 steps), momentum 0.9 for DP-SGD (without it "
-        "the accuracy of Table I was not reached), none for DP-FTRL. Batches are Poisson samples, which the accounting needs; the study drew them without replacement",
+        "the accuracy of Table I was not reached), none for DP-FTRL. Batches are Poisson samples, "
+        "which the accounting needs; the study drew them without replacement",
     }
     return Page(sections, facts)
 
