@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
@@ -27,11 +29,19 @@ def log_delta(mu: float, epsilon: float) -> float:
     return first + math.log(-math.expm1(second - first))
 
 
+@lru_cache(maxsize=1)
+def _legendre() -> tuple[Any, Any]:
+    """Nodes and weights of the quadrature, found once."""
+    from numpy.polynomial.legendre import leggauss
+
+    return leggauss(200)
+
+
 def _log_delta_by_series(mu: float, epsilon: float) -> float:
     """The same by quadrature of E[(1 - exp(eps - L))+], L ~ N(mu^2/2, mu^2): a sum of positive terms, so nothing cancels."""
     import numpy as np
 
-    nodes, weights = np.polynomial.legendre.leggauss(200)
+    nodes, weights = _legendre()
     low = (epsilon - mu**2 / 2) / mu
     span = 40.0 / max(1.0, low) if low > 0 else 40.0 - min(low, 0.0)
     z = low + span * (nodes + 1) / 2

@@ -230,8 +230,8 @@ class LossProbe:
         for a, b in zip(plain, tilted, strict=True):
             if a is None or b is None:
                 continue
-            rows = a.flatten(1).double()
-            gap = (b.flatten(1).double() - weights.double()[:, None] * rows).norm(dim=1)
+            rows = a.reshape(batch, -1).double()
+            gap = (b.reshape(batch, -1).double() - weights.double()[:, None] * rows).norm(dim=1)
             tolerance = max(PROBE_TOLERANCE, 8 * torch.finfo(a.dtype).eps)
             if bool((gap > tolerance * rows.norm(dim=1).nan_to_num().amax()).any()):
                 raise Unsupported(

@@ -337,3 +337,23 @@ def test_clip_rules_without_a_proof_are_refused():
 
     with pytest.raises(Unsupported, match="microbatches"):
         replace(dpfy.dpsgd(small.RECORDS, 50, steps=3), clip=MicrobatchClip(1.0, 4))
+
+
+def test_a_model_with_one_number_out(tmp_path):
+    """A regression model that squeezes its output to one number an example."""
+
+    class Squeezed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(small.FEATURES, 1)
+
+        def forward(self, x):
+            return self.head(x).squeeze(-1)
+
+    x, y = small.data()
+    net = Squeezed()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    result = dpfy.fit(
+        net, (x, y.float()), plan=small.plan(3), optimizer=sgd, loss="squared_error", run=tmp_path / "run", test=(x, y.float())
+    )
+    assert set(result.utility) == {"test_loss"}
