@@ -24,8 +24,11 @@ from dpfy.accounting.losses import MOST_POINTS, ROUNDING, Array, Grid, Halves, T
 
 LENT = 0.45
 """The part of its mass that a point may lend to each neighbour."""
-VISIBLE = 2e-3
-"""A bound on round-off, relative to delta, from which on extended precision is used."""
+FACTOR = 5
+"""Coarsening between transforms, and from one layer to the next (odd)."""
+VISIBLE = 2e-4
+"""A bound on round-off, relative to delta, from which on extended precision is used; far earlier for transforms up to `SHORT`."""
+SHORT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,12 @@ class Lattice:
         return self.offset + self.spacing * (self.start + np.arange(len(self.weights)))
 
 
-def spread(halves: Halves, grid: Grid) -> Lattice:
+Layers = tuple[Lattice, ...]
+"""A measure as a sum of lattices on one offset, each `FACTOR` times coarser than the one before. Error and relative error of the
+whole are those of the first; the others carry none."""
+
+
+def spread(halves: Halves, grid: Grid) -> Layers:
     """Round a release up onto the grid.
 
     Guarantees: up to `error` the result dominates the release; its P- and Q-mass are those of the release.
@@ -66,22 +74,33 @@ def spread(halves: Halves, grid: Grid) -> Lattice:
     weights[1:] += top * up
     weights[0] += halves.left[0]
     weights[-1] += halves.right[-1]
-    return _lattice(grid, halves, halves.index, weights, halves.slack, halves.error)
+    return _layers(grid, halves, weights, halves.slack, halves.error)
 
 
-def contract(halves: Halves, grid: Grid) -> Lattice:
+def contract(halves: Halves, grid: Grid) -> Layers:
     """Round a release down onto the grid.
 
     Guarantees: up to `error` the result is dominated by the release.
     """
     weights, rest = _merge(halves, grid.spacing * np.diff(halves.index), grid.tilt)
-    return _lattice(grid, halves, halves.index, weights, -halves.slack, halves.error + rest)
+    return _layers(grid, halves, weights, -halves.slack, halves.error + rest)
 
 
-def _lattice(grid: Grid, halves: Halves, index: NDArray[np.int64], weights: Array, shift: float, error: float) -> Lattice:
-    dense = np.zeros(int(index[-1] - index[0]) + 1)
-    dense[index - index[0]] = weights
-    return Lattice(grid.offset + shift, grid.spacing, int(index[0]), dense, grid.tilt, grid.log_scale, error, halves.relative)
+def _layers(grid: Grid, halves: Halves, weights: Array, shift: float, error: float) -> Layers:
+    """The points in use, sorted by the stride they lie on. Where the finest stride is not in use, all go to the finest layer."""
+    index = halves.index
+    gaps = np.diff(index)
+    level = np.rint(np.log(np.minimum(np.append(gaps[:1], gaps), np.append(gaps, gaps[-1:]))) / math.log(FACTOR)).astype(int)
+    level = np.where((level == level.min()) | (index % FACTOR ** np.minimum(level, 24) != 0), 0, level)
+    result = []
+    for k in range(int(level.max()) + 1):
+        at = index[level == k] // FACTOR**k
+        dense = np.zeros(int(at[-1] - at[0]) + 1 if len(at) else 1)
+        start = int(at[0]) if len(at) else 0
+        dense[at - start] = weights[level == k]
+        doubt = (error, halves.relative) if k == 0 else (0.0, 0.0)
+        result.append(Lattice(grid.offset + shift, grid.spacing * FACTOR**k, start, dense, grid.tilt, grid.log_scale, *doubt))
+    return tuple(result)
 
 
 def _merge(halves: Halves, gaps: Array, c: float) -> tuple[Array, float]:
@@ -239,34 +258,59 @@ def compose(parts: Sequence[tuple[Lattice, int]], tail: float, weight: float = 1
     parts = [(part, count) for part, count in parts if count > 0]
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
+    return compose_without(parts, (), tail, weight)
+
+
+def compose_without(
+    parts: Sequence[tuple[Lattice, int]], inner: Sequence[tuple[Lattice, int]], tail: float, weight: float
+) -> Lattice:
+    """`compose(parts)` less `compose(inner)`, where each of `inner` is a part of its partner in `parts` and has its count.
+
+    Guarantees: as `compose`, the errors of `parts` counted and those of `inner` not.
+    """
     spacing, tilt = parts[0][0].spacing, parts[0][0].tilt
     low, high = _window(parts, tail)
     size = _fast_size(high - low + 1)
     if size > MOST_POINTS:
         raise TooFine
-    visible = weight * math.sqrt(size) * sum(count for _, count in parts) * 3 * ROUNDING * math.log2(size)
-    kind = np.longdouble if visible > VISIBLE else np.float64
+    total = sum(count for _, count in parts)
+    visible = weight * math.sqrt(size) * total * 3 * ROUNDING * math.log2(size)
+    kind = np.longdouble if visible > (VISIBLE if size > SHORT else 5e-2 * VISIBLE) else np.float64
+    bases = [_base(part) for part, _ in parts]
+    spectrum, noise = _spectrum(parts, bases, size, kind)
+    if inner:
+        less, more_noise = _spectrum(inner, bases, size, kind)
+        spectrum, noise = spectrum - less, noise + more_noise
+    low -= sum(count * base for (_, count), base in zip(parts, bases, strict=True))
+    weights = np.roll(np.fft.irfft(spectrum, size).astype(np.float64), -(low % size))
+    noise += 3 * float(np.finfo(kind).eps) * math.log2(size) * math.sqrt(size) * float(np.linalg.norm(weights))
+    start = low + sum(count * base for (_, count), base in zip(parts, bases, strict=True))
+    offset, log_scale = sum(count * part.offset for part, count in parts), sum(count * part.log_scale for part, count in parts)
+    error = (1.05 * sum(count * part.error for part, count in parts) + 4 * tail) * largest_mass(parts) + 2 * noise
+    relative = 2 * ROUNDING + sum(count * part.relative for part, count in parts)
+    return _trimmed(Lattice(offset, spacing, start, np.maximum(weights, 0.0), tilt, log_scale, error, relative), tail)
+
+
+def largest_mass(parts: Sequence[tuple[Lattice, int]]) -> float:
+    """The total tilted mass of a composition, at least 1."""
+    return max(1.0, math.prod(float(part.weights.sum()) ** count for part, count in parts))
+
+
+def _spectrum(parts: Sequence[tuple[Lattice, int]], bases: Sequence[int], size: int, kind: Any) -> tuple[NDArray[Any], float]:
+    """The transform of the composition, each part with its base at the origin, and a bound on its round-off in total mass."""
     epsilon = float(np.finfo(kind).eps)
     unit = 3 * epsilon * math.log2(size)
-    spectrum, doubt, inherited = np.ones(1), np.zeros(1), 0.0
-    for part, count in parts:
-        folded, base = _fold(part, size)
+    spectrum: NDArray[Any] = np.ones(1)
+    doubt: Array = np.zeros(1)
+    for (part, count), base in zip(parts, bases, strict=True):
+        folded = _fold(part, base, size)
         transform = np.fft.rfft(folded.astype(kind))
         # An output of the transform is a sum over log2(size) stages of partial sums of the weights: its error is below eta.
         eta = unit * float(folded.sum())
         doubt = doubt + count * (eta / np.maximum(np.abs(transform).astype(np.float64), eta) + 8 * epsilon)
         spectrum = spectrum * _power(transform, count)
-        inherited += count * part.error
-        low -= count * base
     noise = 1.2 * math.sqrt(2) * float(np.linalg.norm(np.minimum(doubt, 2.0) * np.abs(spectrum).astype(np.float64)))
-    weights = np.roll(np.fft.irfft(spectrum, size).astype(np.float64), -(low % size))
-    noise += unit * math.sqrt(size) * float(np.linalg.norm(weights))
-    start = low + sum(count * _base(part) for part, count in parts)
-    mass = max(1.0, math.prod(float(part.weights.sum()) ** count for part, count in parts))
-    offset, log_scale = sum(count * part.offset for part, count in parts), sum(count * part.log_scale for part, count in parts)
-    error = (1.05 * inherited + 4 * tail) * mass + 2 * noise
-    relative = 2 * ROUNDING + sum(count * part.relative for part, count in parts)
-    return _trimmed(Lattice(offset, spacing, start, np.maximum(weights, 0.0), tilt, log_scale, error, relative), tail)
+    return spectrum, noise
 
 
 def _trimmed(lattice: Lattice, tail: float) -> Lattice:
@@ -296,11 +340,10 @@ def _base(part: Lattice) -> int:
     return part.start + round(float(weights @ np.arange(len(weights))) / float(weights.sum()))
 
 
-def _fold(part: Lattice, size: int) -> tuple[Array, int]:
+def _fold(part: Lattice, base: int, size: int) -> Array:
     """The weights on a circle of `size` points with the base at 0."""
-    base = _base(part)
     at = (part.start - base + np.arange(len(part.weights))) % size
-    return np.bincount(at, weights=part.weights, minlength=size), base
+    return np.bincount(at, weights=part.weights, minlength=size)
 
 
 def _window(parts: Sequence[tuple[Lattice, int]], tail: float) -> tuple[int, int]:

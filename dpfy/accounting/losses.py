@@ -156,9 +156,11 @@ class Density:
         low, high = self.reach(c, math.log(tail) + grid.log_scale - math.log(2))
         ends = self.loss(np.array([low, high]))
         first, last = math.floor((ends[0] - grid.offset) / grid.spacing), math.ceil((ends[1] - grid.offset) / grid.spacing)
-        if last - first + 1 > MOST_POINTS:
+        if not grid.tiers and last - first + 1 > MOST_POINTS:
             raise TooFine
         index = grid.indices(first, max(last, first + 1))
+        if len(index) > MOST_POINTS // 4:
+            raise TooFine
         points = grid.offset + grid.spacing * index
         cuts, half, slack = self._cuts(points, (low, high))
         centre, radius = (cuts[1:] + cuts[:-1]) / 2, (cuts[1:] - cuts[:-1]) / 2

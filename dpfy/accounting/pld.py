@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfy.accounting.lattice import Lattice, coarsen_down, coarsen_up, compose, contract, spread
+from dpfy.accounting.lattice import FACTOR, Lattice, Layers, coarsen_down, coarsen_up, compose, contract, spread
+from dpfy.accounting.layers import coarsen_layers, compose_layers, flat
 from dpfy.accounting.losses import ROUNDING, Array, Grid, Loss, TooFine, halves_of_points
 from dpfy.core.errors import Unsupported
 
@@ -28,8 +29,6 @@ SLACK = 2.0
 """By which power of e the Chernoff bound at the chosen tilt may exceed delta."""
 TAIL = 1e-9
 """Tilted mass that may be cut off, relative to what matters."""
-FACTOR = 5
-"""Coarsening between transforms (odd)."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def minimise(function: Callable[[float], float], low: float, high: float) -> flo
 class Rounding:
     """Up or down: how a release and a finer lattice are put onto a grid."""
 
-    release: Callable[..., Lattice]
+    release: Callable[..., Layers]
     coarsen: Callable[[Lattice, int], Lattice]
     needs_smooth: bool
 
@@ -192,7 +191,7 @@ def _onto(phase: list[tuple[Lattice, int]], final: float, rounding: Rounding, ta
     keep = whole.weights > 0
     grid = Grid(float(whole.positions()[keep][-1]), final, whole.tilt, whole.log_scale)
     halves = halves_of_points(whole.positions()[keep], np.log(whole.weights[keep]), grid, whole.error, rounding.needs_smooth)
-    return [(rounding.release(halves, grid), 1)]
+    return [(flat(rounding.release(halves, grid)), 1)]
 
 
 def _levels(loss: Loss, count: int, saddle: Saddle, final: float) -> int:
@@ -227,22 +226,23 @@ def _tiers(
     tiers, stride = [], FACTOR
     while stride * spacing < (0.5 if smooth else 1.5) * final:
         step = stride * spacing
-        rare = 0.02 * TOP / count * (final / step) ** 2
+        rare = 0.004 * TOP / count * (final / step) ** 2
         if smooth:
-            rare = min(rare, 0.1 * TOLERANCE * max(saddle.epsilon, 0.01) / (count * step), 0.01 / count)
+            rare = min(rare, 0.05 * TOLERANCE * max(saddle.epsilon, 0.01) / (count * step))
         low, high = np.searchsorted(sums, rare) - 1, np.searchsorted(sums, 1 - rare) + 1
         tiers.append((float(losses[max(int(low), 0)]), float(losses[min(int(high), len(losses) - 1)]), stride))
         stride *= FACTOR
     return tuple(tiers)
 
 
-def _smoothing(block: Lattice) -> int:
+def _smoothing(layers: Layers) -> int:
     """How many blocks must be summed before no coarse cell holds most of the mass."""
+    block = layers[0]
     cells = -(-len(block.weights) // FACTOR)
     padded = np.zeros((cells + 1) * FACTOR)
     padded[: len(block.weights)] = block.weights
     sums = np.convolve(padded, np.ones(FACTOR), mode="valid")
-    heaviest = float(sums.max() / block.weights.sum())
+    heaviest = float(sums.max()) / sum(float(layer.weights.sum()) for layer in layers)
     return 1 if heaviest < 0.2 else min(1 << 40, math.ceil(math.log(0.03) / math.log(min(heaviest, 1 - 1e-12))))
 
 
@@ -260,7 +260,7 @@ def _phase(
     tiers = _tiers(loss, count, saddle, spacing, final, rounding.needs_smooth)
     grid = Grid(offset, spacing, saddle.tilt, log_scale, tiers)
     block = rounding.release(loss.halves(grid, tail / count), grid)
-    rest: list[tuple[Lattice, int]] = []
+    rest: list[tuple[Layers, int]] = []
     left = count
     for level in range(levels):
         size = max(1, math.ceil(left / TOP / FACTOR ** (2 * (levels - level - 1))))
@@ -272,9 +272,11 @@ def _phase(
         if digit and left > 2:  # a remainder of more than a block: fewer would not be smooth
             left, digit = left - 1, digit + size
         if digit or rest:
-            rest = [(rounding.coarsen(compose([(block, digit), *rest], tail, weight), FACTOR), 1)]
-        block = rounding.coarsen(compose([(block, size)], tail / left, weight * left), FACTOR)
-    return [(block, left), *rest]
+            remainder = compose_layers([(block, digit), *rest], rounding.coarsen, tail, weight)
+            rest = [(coarsen_layers(remainder, rounding.coarsen), 1)]
+        block = compose_layers([(block, size)], rounding.coarsen, tail / left, weight * left)
+        block = coarsen_layers(block, rounding.coarsen)
+    return [(flat(block), left), *((flat(layers), times) for layers, times in rest)]
 
 
 class Reading:

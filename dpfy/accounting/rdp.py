@@ -17,8 +17,9 @@ from dpfy.core.events import Event, flatten
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
-_LARGE = (64, 72, 80, 90, 100, 112, 128, 144, 160, 180, 200, 224, 256, 288, 320, 362, 400, 448, 512, 640, 800, 1024, 1600, 2500, 4000)
-ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 64)), *map(float, _LARGE))
+_LARGE = (64, 72, 80, 90, 100, 112, 128, 144, 160, 180, 200, 224, 256, 288, 320, 362, 400, 448, 512)
+_LARGEST = (640, 800, 1024, 1600, 2500, 4000)
+ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 64)), *map(float, _LARGE + _LARGEST))
 """Those of the field's reference library, so that numbers compare, and more large ones, which small epsilons need."""
 _ROUND = 4e-15
 
