@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dpfy.accounting import calibrate
-from dpfy.accounting.filters import RenyiFilter
+from dpfy.accounting.filters import RenyiFilter, RenyiOdometer
 from dpfy.accounting.table import DEFAULT, TABLE, accountant
 from dpfy.core import check
 from dpfy.core.events import Event
 from dpfy.core.guarantee import Curve, Guarantee
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
-__all__ = ["DEFAULT", "TABLE", "RenyiFilter", "accountant", "calibrate", "curve", "epsilon", "guarantee"]
+__all__ = ["DEFAULT", "TABLE", "RenyiFilter", "RenyiOdometer", "accountant", "calibrate", "curve", "epsilon", "guarantee"]
 
 _accountant = accountant
 

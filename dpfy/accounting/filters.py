@@ -1,4 +1,4 @@
-"""Budgets over runs that are chosen adaptively: a Rényi filter (Lécuyer 2021; Feldman & Zrnic 2021).
+"""Budgets over runs that are chosen adaptively: a Rényi filter and an odometer (Lécuyer 2021; Feldman & Zrnic 2021).
 
 A bound for a plan fixed in advance says nothing about runs chosen after seeing the results of earlier ones. A filter does: at one
 order fixed in advance the Rényi divergences of adaptively chosen runs add up, so refusing whatever would push the sum over the
@@ -19,6 +19,8 @@ from dpfy.core.unit import Adjacency
 
 GRID = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0)
 """Orders that share half of delta; the other half goes to the order that suits the first event best."""
+FINE = tuple(1 + 0.05 * 1.07**k for k in range(140))
+"""Orders among which the one that suits the first event is looked for."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,45 @@ class RenyiFilter:
 
     def _orders(self, first: Event, adjacency: Adjacency) -> list[tuple[float, float]]:
         """Orders with their shares of delta: the favourite of the first event, then the grid."""
-        fine = tuple(1 + 0.05 * 1.07**k for k in range(140))
-        values = _divergences(first, adjacency, fine)
+        values = _divergences(first, adjacency, FINE)
         half = self.delta / 2
-        favourite = max(zip(fine, values, strict=True), key=lambda pair: _repeats(budget(pair[0], self.epsilon, half), pair[1]))[
+        favourite = max(zip(FINE, values, strict=True), key=lambda pair: _repeats(budget(pair[0], self.epsilon, half), pair[1]))[
             0
         ]
+        return [(favourite, half), *((order, half / len(GRID)) for order in GRID)]
+
+
+@dataclass(frozen=True)
+class RenyiOdometer:
+    """A running bound on what adaptively chosen runs have cost so far, read after any of them without a budget set in advance.
+
+    At an order a the process exp((a - 1) (L_t - R_t)), with L_t the privacy loss of the first t runs and R_t the sum of their Rényi
+    divergences, is a nonnegative supermartingale that starts at 1, however each run is chosen from earlier outputs. By Ville's
+    inequality L_t exceeds R_t + log(1/delta') / (a - 1) at any time with probability at most delta'. Half of delta goes to the order
+    that suits the first event best, which is fixed before anything was released, the other half over a fixed grid (union bound).
+
+    Guarantees: for any two neighbouring data sets, with probability at least 1 - delta the privacy loss is at most `epsilon` of the
+    runs so far after every run at once; so stopping at any moment, chosen with sight of all outputs, leaves an interaction whose
+    loss exceeds the epsilon read at that moment with probability at most delta.
+    """
+
+    delta: float
+
+    def __post_init__(self) -> None:
+        check.inside_unit("odometer.delta", self.delta)
+
+    def epsilon(self, spent: Sequence[Event], adjacency: Adjacency) -> float:
+        """The bound on the privacy loss of `spent`, in the order in which the runs were made."""
+        if not spent:
+            return 0.0
+        orders = self._orders(spent[0], adjacency)
+        sums = _divergences(Composed(tuple(spent)), adjacency, tuple(order for order, _ in orders))
+        return min(total + math.log(1 / share) / (order - 1) for (order, share), total in zip(orders, sums, strict=True))
+
+    def _orders(self, first: Event, adjacency: Adjacency) -> list[tuple[float, float]]:
+        half = self.delta / 2
+        values = _divergences(first, adjacency, FINE)
+        favourite = min(zip(FINE, values, strict=True), key=lambda pair: pair[1] + math.log(1 / half) / (pair[0] - 1))[0]
         return [(favourite, half), *((order, half / len(GRID)) for order in GRID)]
 
 

@@ -152,7 +152,10 @@ def _drop_ends(left: Array, drop: Array, right: Array, rise: Array, noise: float
 
 def _give_inwards(left: Array, drop: Array, right: Array, rise: Array, gaps: Array, up: Array) -> None:
     """Hand the inner half of the outermost atoms to their neighbours, so that none needs mass from beyond the ends. In place."""
-    for k in range(len(gaps)):
+    filled = np.flatnonzero(left + right > 0)
+    if not len(filled):
+        return
+    for k in range(int(filled[0]), len(gaps)):
         if rise[k] <= drop[k] and left[k] + right[k] > 0:
             break
         left[k + 1] += right[k] * up[k]
@@ -160,7 +163,8 @@ def _give_inwards(left: Array, drop: Array, right: Array, rise: Array, gaps: Arr
         right[k] = rise[k] = 0.0
         if left[k] > 0:
             break
-    for k in range(len(gaps) - 1, -1, -1):
+    filled = np.flatnonzero(left + right > 0)
+    for k in range(int(filled[-1]) - 1, -1, -1):
         if drop[k + 1] <= rise[k + 1] and left[k + 1] + right[k + 1] > 0:
             break
         right[k] += left[k + 1] / up[k]

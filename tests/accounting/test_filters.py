@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
-from dpfy.accounting import RenyiFilter, calibrate
+from dpfy import accounting
+from dpfy.accounting import RenyiFilter, RenyiOdometer, calibrate
 from dpfy.accounting.filters import GRID, budget, cost
 from dpfy.core import events as ev
 from dpfy.core.unit import Adjacency
@@ -52,3 +55,38 @@ def test_every_admitted_gaussian_sequence_fits_by_the_exact_curve() -> None:
 def test_what_cannot_be_billed_is_refused_in_words() -> None:
     reason = RenyiFilter(1.0, 1e-5).why_not([], ev.NotPrivate(), PAIR)
     assert reason is not None
+
+
+def test_the_odometer_bounds_the_loss_of_adaptive_runs_at_all_times() -> None:
+    """Runs chosen by the worst of earlier outcomes, many times over: the loss is above the reading at some time at most delta often."""
+    rng = np.random.default_rng(7)
+    delta, times, steps = 0.2, 4000, 12
+    odometer = RenyiOdometer(delta)
+    noises = (3.0, 6.0)
+    readings: dict[tuple[float, ...], float] = {}
+    above = 0
+    for _ in range(times):
+        loss, history, exceeded = 0.0, [], False
+        for _ in range(steps):
+            noise = noises[0] if loss > 0.2 * len(history) or not history else noises[1]
+            history.append(noise)
+            loss += rng.normal(1 / (2 * noise**2), 1 / noise)
+            key = (history[0], *sorted(history[1:]))
+            if key not in readings:
+                readings[key] = odometer.epsilon([ev.Gaussian(n) for n in key], PAIR)
+            exceeded = exceeded or loss > readings[key]
+        above += exceeded
+    assert above <= delta * times
+    assert above > 0  # the bound is not idle
+
+
+def test_the_odometer_grows_and_costs_more_than_a_plan_fixed_in_advance() -> None:
+    runs = [ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(1.0)), 100), ev.Gaussian(5.0), ev.Gaussian(4.0)]
+    odometer = RenyiOdometer(1e-6)
+    values = [odometer.epsilon(runs[:k], PAIR) for k in range(4)]
+    assert values[0] == 0
+    assert all(a < b for a, b in pairwise(values))
+    assert values[3] > accounting.epsilon(ev.Composed(tuple(runs)), 1e-6)
+    only = RenyiOdometer(1e-6).epsilon([ev.Gaussian(2.0)], PAIR)
+    best = 1 / 8 + math.sqrt(2 * math.log(2e6) / 4)  # a / (2 sigma^2) + log(2/delta) / (a - 1), at the best order
+    assert best <= only <= 1.001 * best

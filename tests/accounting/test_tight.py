@@ -212,6 +212,20 @@ def test_five_hundred_random_settings() -> None:
     assert sum(told) >= 125
 
 
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps", "delta"),
+    [
+        (1.4146e-5, 0.8583, 846_583, 7.206e-12),
+        (8.6899e-5, 0.82266, 4, 3.146e-13),
+        (3.0137e-5, 0.50521, 3086, 9.5316e-12),
+        (0.001, 1.0, 10_000_000, 1e-6),
+    ],
+)
+def test_the_bounds_stay_close_where_a_handful_of_rare_losses_decide(rate: float, noise: float, steps: int, delta: float) -> None:
+    lower, upper = _bounds(rate, noise, steps, delta)
+    assert 0 <= upper - lower <= 5e-4 * upper
+
+
 def test_phases_in_any_order_and_split_anyhow() -> None:
     a, b = ev.PoissonSampled(0.01, ev.Gaussian(1.0)), ev.PoissonSampled(0.05, ev.Gaussian(3.0))
     one = ev.Composed((ev.Repeated(a, 700), ev.Repeated(b, 300), ev.Gaussian(8.0)))
