@@ -159,7 +159,7 @@ class Density:
         if not grid.tiers and last - first + 1 > MOST_POINTS:
             raise TooFine
         index = grid.indices(first, max(last, first + 1))
-        if len(index) > MOST_POINTS // 4:
+        if grid.tiers and len(index) > MOST_POINTS // 4:  # strides keep these few; more would be slow for nothing
             raise TooFine
         points = grid.offset + grid.spacing * index
         cuts, half, slack = self._cuts(points, (low, high))
