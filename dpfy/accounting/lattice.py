@@ -215,8 +215,8 @@ def coarsen_up(lattice: Lattice, factor: int) -> Lattice:
     table, j = padded.reshape(cells, factor), np.arange(factor)
     share = -np.expm1(-h * j) / -math.expm1(-h * factor)
     weights = np.zeros(cells + 1)
-    weights[:-1] += table @ ((1 - share) * np.exp(-c * h * j))
-    weights[1:] += table @ (share * np.exp(c * h * (factor - j)))
+    weights[:-1] += _dot(table, (1 - share) * np.exp(-c * h * j))
+    weights[1:] += _dot(table, share * np.exp(c * h * (factor - j)))
     growth = math.exp(c * h * factor)
     return replace(
         lattice, spacing=h * factor, start=(lattice.start - shift) // factor, weights=weights, error=lattice.error * growth
@@ -239,10 +239,10 @@ def coarsen_down(lattice: Lattice, factor: int) -> Lattice:
     start = (lattice.start + half - shift) // factor
     halves = Halves(
         np.arange(start, start + cells),
-        table[:, above] @ base[above],
-        table[:, above] @ bend[above],
-        table[:, below] @ base[below],
-        table[:, below] @ bend[below],
+        _dot(table[:, above], base[above]),
+        _dot(table[:, above], bend[above]),
+        _dot(table[:, below], base[below]),
+        _dot(table[:, below], bend[below]),
         lattice.error,
         0.0,
     )
@@ -287,7 +287,7 @@ def compose_without(
         spectrum, noise = spectrum - less, noise + more_noise
     low -= sum(count * base for (_, count), base in zip(parts, bases, strict=True))
     weights = np.roll(np.fft.irfft(spectrum, size).astype(np.float64), -(low % size))
-    noise += 3 * float(np.finfo(kind).eps) * math.log2(size) * math.sqrt(size) * float(np.linalg.norm(weights))
+    noise += 3 * float(np.finfo(kind).eps) * math.log2(size) * math.sqrt(size) * _norm(weights)
     start = low + sum(count * base for (_, count), base in zip(parts, bases, strict=True))
     offset, log_scale = sum(count * part.offset for part, count in parts), sum(count * part.log_scale for part, count in parts)
     error = (1.05 * sum(count * part.error for part, count in parts) + 4 * tail) * largest_mass(parts) + 2 * noise
@@ -313,8 +313,18 @@ def _spectrum(parts: Sequence[tuple[Lattice, int]], bases: Sequence[int], size: 
         eta = unit * float(folded.sum())
         doubt = doubt + count * (eta / np.maximum(np.abs(transform).astype(np.float64), eta) + 8 * epsilon)
         spectrum = spectrum * _power(transform, count)
-    noise = 1.2 * math.sqrt(2) * float(np.linalg.norm(np.minimum(doubt, 2.0) * np.abs(spectrum).astype(np.float64)))
+    noise = 1.2 * math.sqrt(2) * _norm(np.minimum(doubt, 2.0) * np.abs(spectrum).astype(np.float64))
     return spectrum, noise
+
+
+def _dot(table: Array, vector: Array) -> Array:
+    """table @ vector without BLAS, whose threads cost more than they save on arrays this short."""
+    return np.asarray(np.einsum("...j,j->...", table, vector))
+
+
+def _norm(values: Array) -> float:
+    """The Euclidean norm, also without BLAS."""
+    return math.sqrt(float(np.einsum("i,i->", values, values)))
 
 
 def _trimmed(lattice: Lattice, tail: float) -> Lattice:
@@ -341,7 +351,7 @@ def _power(values: NDArray[Any], count: int) -> NDArray[Any]:
 def _base(part: Lattice) -> int:
     """The index near the mean: phases stay small when it is taken as the origin."""
     weights = part.weights
-    return part.start + round(float(weights @ np.arange(len(weights))) / float(weights.sum()))
+    return part.start + round(float(_dot(weights, np.arange(len(weights)))) / float(weights.sum()))
 
 
 def _fold(part: Lattice, base: int, size: int) -> Array:
@@ -364,9 +374,9 @@ def _window(parts: Sequence[tuple[Lattice, int]], tail: float) -> tuple[int, int
         keep = sums > 0
         bins.append((sums[keep], edge[keep].astype(np.float64), group, count))
         total = float(sums.sum())
-        middle = float(sums @ edge) / total
+        middle = float(_dot(sums, edge)) / total
         mean += count * middle
-        variance += count * (float(sums @ (edge - middle) ** 2) / total + group**2)
+        variance += count * (float(_dot(sums, (edge - middle) ** 2)) / total + group**2)
     rates = np.geomspace(0.1, 200, 24)[:, None] / math.sqrt(variance)
     ends = []
     for sign in (-1, 1):

@@ -201,14 +201,14 @@ def _levels(loss: Loss, count: int, saddle: Saddle, final: float) -> int:
     """
     losses, log_weights = loss.nodes(saddle.tilt)
     tilted = np.exp(log_weights + saddle.tilt * losses - loss.log_mgf(saddle.tilt)[0])
-    mean = float(tilted @ losses)
+    mean = float(np.sum(tilted * losses))
     levels = 0
     while TOP * FACTOR ** (2 * levels) < count:
         spacing = final / FACTOR**levels
         offset, spacing = loss.align(spacing, mean)
         place = (losses - offset) / spacing
         place -= np.floor(place)
-        if count * float(tilted @ (place * (1 - place))) < TOP / 6 * 0.9:
+        if count * float(np.sum(tilted * place * (1 - place))) < TOP / 6 * 0.9:
             break
         levels += 1
     return levels
@@ -284,7 +284,7 @@ class Reading:
 
     def __init__(self, lattice: Lattice, infinity: float, sign: float) -> None:
         positions, tilt = lattice.positions(), lattice.tilt
-        self.reference = float(lattice.weights @ positions) / float(lattice.weights.sum())
+        self.reference = float(np.sum(lattice.weights * positions)) / float(lattice.weights.sum())
         exponent = -tilt * (positions - self.reference)
         keep = exponent < 300
         self.positions, self.mass = positions[keep], lattice.weights[keep] * np.exp(exponent[keep])
