@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 
 import dpfy
 
-RECORDS, FEATURES, CLASSES, STEPS = 200, 12, 3, 40
+RECORDS, FEATURES, CLASSES, STEPS = 200, 12, 3, 30
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,25 +45,26 @@ def train(
     )
 
 
-def train_in_child(path: str, death: tuple[str, int] | None) -> None:
-    """Train or resume in this process with checkpoints at every step; die by SIGKILL at the n-th call of an os function, if told."""
-    if death is not None:
-        _die_at(*death)
+def train_in_child(path: str, death: tuple[str, int] | None, tally: str | None = None) -> None:
+    """Train or resume with checkpoints at every step; die by SIGKILL at the n-th call of an os function, or tally the calls."""
+    calls = dict.fromkeys(("write", "fsync", "replace"), 0)
+    for name in calls:
+        _watch(name, calls, death)
     train(dpfy.Run(path, resume=True, seed=5, checkpoint_every=0.0))
+    if tally:
+        Path(tally).write_text(json.dumps(calls))
 
 
-def _die_at(name: str, count: int) -> None:
+def _watch(name: str, calls: dict[str, int], death: tuple[str, int] | None) -> None:
     real = getattr(os, name)
-    calls = 0
 
-    def dying(*arguments: object, **options: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls == count:
+    def watched(*arguments: object, **options: object) -> object:
+        calls[name] += 1
+        if (name, calls[name]) == death:
             if name == "write":  # half of the bytes reach the file
                 handle, content = arguments
                 real(handle, bytes(content)[: max(1, len(content) // 2)])  # type: ignore[arg-type, call-overload]
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments, **options)
 
-    setattr(os, name, dying)
+    setattr(os, name, watched)
