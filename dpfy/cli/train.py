@@ -115,7 +115,7 @@ def _train(
     if (accuracy := card["utility"].get("test_accuracy")) is not None:
         print(f"accuracy on held-out data: {accuracy:.2%}")
     print(card["statement"])
-    print(f"engine: {outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s")
+    print(f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s")
     for name in ("model.safetensors", "report.html", "report.md", "privacy.json", "ledger.jsonl", "metrics.jsonl", "config.toml"):
         if (folder / name).is_file():
             print(f"  {folder / name}")
