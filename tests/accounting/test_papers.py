@@ -189,12 +189,12 @@ def test_table_one(noise: float, exact: float, printed: float) -> None:
     ],
 )
 def test_tree_aggregation(noise: float, renyi: float, exact: float, reshuffled: float) -> None:
-    """Squared sensitivity 225 with the same batch order each epoch, 255 when reshuffled; the printed values use a seed's conversion."""
+    """Squared sensitivity 225 with the same batch order each epoch, 255 when reshuffled."""
     assert accounting.epsilon(ev.Gaussian(noise / 15), 1e-5) == pytest.approx(exact, abs=6e-5)
     for squared, value in ((225, renyi), (255, reshuffled)):
-        found = _renyi(ev.Gaussian(noise / math.sqrt(squared)), 1e-5)
-        assert found == pytest.approx(value, rel=0.03)  # an older conversion, looser by up to 3%
-        assert found <= value * (1 + 1e-3)
+        assert accounting.epsilon(ev.Gaussian(noise / math.sqrt(squared)), 1e-5, accountant="rdp") == pytest.approx(
+            value, rel=5e-4
+        )
 
 
 @pytest.mark.parametrize(("epsilon", "noise"), [(5.71, 0.7104), (13.14, 0.5449)])
