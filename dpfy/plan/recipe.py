@@ -38,6 +38,9 @@ class Recipe:
         check.integer("steps", self.steps)
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         pairs.find(self.sampler.participation, self.strategy)
+        if self.unit.most_records > 1:
+            way_out = "contributions are bounded record by record: use a unit of one record, or convert by group privacy"
+            raise Unsupported(f"a unit of up to {self.unit.most_records} records", way_out)
         if isinstance(self.clip, MicrobatchClip):
             way_out = "one record more would move all groups: use FlatClip, or clip fixed groups at level 3"
             raise Unsupported("clipping microbatches of a random batch", way_out)

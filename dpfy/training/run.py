@@ -25,6 +25,7 @@ from dpfy.core.storage import PRIVATE_MODE, erase, write_atomically
 from dpfy.plan.recipe import Plan
 
 TRAINING = "training"
+BEGUN = "begun"
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,20 @@ class RunFolder:
         """Whether the card is written."""
         return (self.path / "privacy.json").is_file()
 
+    @property
+    def begun(self) -> bool:
+        """Whether steps may have been made. Without its checkpoint such a run must neither start again (its noise would meet other
+        gradients) nor give its reservation back."""
+        file = self.path / "ledger.jsonl"
+        return file.is_file() and any(
+            b["type"] == BEGUN for b in Ledger.open(file, unit=self.plan.recipe.unit, adjacency=self.plan.recipe.adjacency).bodies
+        )
+
+    def note_begun(self) -> None:
+        """Write down, before the first step, that steps will be made."""
+        if not self.begun:
+            self.ledger.note(BEGUN)
+
     def close(self) -> None:
         """Let other processes have the folder."""
         self._hold.__exit__(None, None, None)
@@ -94,7 +109,7 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Let go; if the run never got as far as its first checkpoint because its input was refused, leave nothing behind."""
-        if isinstance(error, DpfyError) and self.fresh and not self.state.is_file():
+        if isinstance(error, DpfyError) and self.fresh and not self.state.is_file() and not self.begun:
             self.abandon()
         self.close()
 

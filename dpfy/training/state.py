@@ -56,9 +56,13 @@ def restore_or_begin(training: PrivateTraining) -> None:
     """Restore the last checkpoint, or write the one of step 0 (initial weights included) before the first release."""
     file = training.folder.state
     if not file.is_file():
+        if training.folder.begun:
+            raise Corrupt("checkpoint/state.safetensors", "is missing though steps were made: start a new run")
         training.identity = identity(training)
         save(training)
+        training.folder.note_begun()
         return
+    training.folder.note_begun()
     snapshot = checkpoint.read(file, training.folder.randomness)
     if training.runtime.max_physical_batch == "auto":
         training.physical_batch = snapshot.facts["physical"]

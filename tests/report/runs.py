@@ -74,7 +74,7 @@ def foreign(path: Path, most: int | None = 2) -> Path:
 
 
 def user_level(path: Path) -> Path:
-    return fit(path, plain_plan(unit=Unit("user", 4)))
+    return fit(path, plain_plan(unit=Unit("user")))
 
 
 def replaced(path: Path) -> Path:

@@ -213,3 +213,20 @@ def test_a_test_seed_is_a_caveat(tmp_path):
     small.train(dpfy.Run(tmp_path / "run", seed=1), steps=2)
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert "whoever knows it can remove the noise" in card["statement"]
+
+
+def test_a_run_whose_checkpoint_is_gone_cannot_start_again_nor_get_its_budget_back(tmp_path):
+    """The same noise would meet other gradients, and what was released stays billed."""
+    stop_after(tmp_path / "run", 3)
+    (tmp_path / "run" / "checkpoint" / "state.safetensors").unlink()
+    before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    with pytest.raises(Corrupt, match="start a new run"):
+        small.train(dpfy.Run(tmp_path / "run", resume=True))
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_unit_of_several_records_is_refused():
+    from dpfy.core.errors import Unsupported
+
+    with pytest.raises(Unsupported, match="up to 5 records"):
+        dpfy.dpsgd(100, 10, steps=3, unit=dpfy.Unit("user", 5))
