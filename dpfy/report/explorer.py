@@ -192,7 +192,7 @@ def warnings(wish: Wish, epsilon: float) -> list[str]:
         found.append("Epsilon above 10 is no evidence of anonymity by itself.")
     if wish.owns > 1:
         found.append(
-            f"Training bounds each record: this noise protects a user only if no user owns more than {wish.owns} records, and the card speaks of one."
+            f"Training bounds each record: this noise protects a user if none owns more than {wish.owns}; the card speaks of one."
         )
     return found
 
