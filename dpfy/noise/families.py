@@ -6,12 +6,14 @@ from dpfy.noise.banded import Banded, NormalisedBanded
 from dpfy.noise.blt import Blt
 from dpfy.noise.dense import Dense
 from dpfy.noise.inverse import InverseBanded
+from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity
 from dpfy.noise.toeplitz import SquareRoot
 from dpfy.noise.tree import Tree
 
 STRATEGIES: dict[str, type] = {
     "identity": Identity,
+    "schedule": Schedule,
     "banded": Banded,
     "normalised-banded": NormalisedBanded,
     "inverse-banded": InverseBanded,

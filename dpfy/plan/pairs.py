@@ -16,6 +16,7 @@ from dpfy.noise.banded import Banded, NormalisedBanded
 from dpfy.noise.blt import Blt
 from dpfy.noise.dense import Dense
 from dpfy.noise.inverse import InverseBanded
+from dpfy.noise.schedule import Schedule
 from dpfy.noise.toeplitz import SquareRoot
 from dpfy.noise.tree import Tree
 
@@ -34,6 +35,13 @@ def _poisson(multiplier: float, pattern: participation.Participation, noise: str
     one = events.Gaussian(multiplier)
     step = one if pattern.rate == 1 else events.PoissonSampled(pattern.rate, one)
     return events.Repeated(step, steps)
+
+
+def _scheduled(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+    """The phases one after the other, each as Poisson sampling with its own noise."""
+    assert isinstance(noise, Schedule)
+    parts = [_poisson(multiplier * factor, pattern, noise, count) for count, factor in noise.phases(steps)]
+    return parts[0] if len(parts) == 1 else events.Composed(tuple(parts))
 
 
 def _gaussian(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
@@ -95,9 +103,11 @@ SAMPLED = (
     "Each step is a Poisson-subsampled Gaussian mechanism of sensitivity one clip norm; steps compose adaptively "
     "(Abadi et al. 2016; Mironov, Talwar & Zhang 2019)."
 )
+PHASES = "The noise multiplier stated is that of the phase with the least noise; all factors were fixed before the run."
 
 PAIRS: dict[tuple[type, type], Pair] = {
     (participation.Poisson, strategy.Identity): Pair(_poisson, SAMPLED),
+    (participation.Poisson, Schedule): Pair(_scheduled, SAMPLED + " " + PHASES),
     (participation.Poisson, Banded): Pair(_poisson, SAMPLED + " One band only."),
     (participation.CyclicPoisson, Banded): Pair(_cyclic, AMPLIFIED),
     (participation.CyclicPoisson, NormalisedBanded): Pair(_cyclic, AMPLIFIED),

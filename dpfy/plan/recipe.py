@@ -15,6 +15,7 @@ from dpfy.core.guarantee import Guarantee
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
 from dpfy.noise.families import STRATEGIES
+from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.plan import pairs
 from dpfy.sampling.sampler import Sampler
@@ -38,13 +39,15 @@ class Recipe:
         check.integer("steps", self.steps)
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         pairs.find(self.sampler.participation, self.strategy)
+        if isinstance(self.strategy, Schedule) and self.strategy.steps != self.steps:
+            raise InvalidInput("steps", self.steps, f"must be the steps of the noise schedule ({self.strategy.steps})")
         if self.unit.most_records > 1:
             way_out = "contributions are bounded record by record: use a unit of one record, or convert by group privacy"
             raise Unsupported(f"a unit of up to {self.unit.most_records} records", way_out)
         if isinstance(self.clip, MicrobatchClip):
             way_out = "one record more would move all groups: use FlatClip, or clip fixed groups at level 3"
             raise Unsupported("clipping microbatches of a random batch", way_out)
-        if isinstance(self.clip, QuantileClip) and not isinstance(self.strategy, Identity):
+        if isinstance(self.clip, QuantileClip) and not isinstance(self.strategy, Identity | Schedule):
             raise Unsupported("adaptive clipping with correlated noise", "use a fixed clip norm, or independent noise")
 
     @property

@@ -20,6 +20,7 @@ from dpfy.noise.error import measured
 from dpfy.noise.families import STRATEGIES as TABLE
 from dpfy.noise.gaussian import draw
 from dpfy.noise.inverse import InverseBanded, cancelling, inverse_square_root_banded
+from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity
 from dpfy.noise.toeplitz import SquareRoot
 from dpfy.noise.tree import Tree
@@ -36,6 +37,7 @@ def _own_matrix() -> Dense:
 
 STRATEGIES = {
     "identity": Identity(),
+    "schedule": Schedule((4, 10, 7), (1.5, 1.0, 2.25)),
     "one band": Banded((2.0,)),
     "banded": Banded((1.0, 0.7, 0.6, 0.5)),
     "banded, scaled": Banded((0.5, 0.3, 0.2)),
@@ -166,7 +168,7 @@ def test_strategies_travel_as_json():
 
 
 def test_a_run_longer_than_the_matrix_is_refused():
-    for strategy in (_own_matrix(), NormalisedBanded((1.0, 0.5), STEPS)):
+    for strategy in (_own_matrix(), NormalisedBanded((1.0, 0.5), STEPS), Schedule((STEPS,), (1.0,))):
         state = strategy.init({"w": torch.zeros(2)})
         with pytest.raises(InvalidInput, match=f"{STEPS} steps"):
             strategy.next(STEPS, lambda s: {"w": torch.zeros(2)}, state)
