@@ -279,7 +279,9 @@ class MonteCarlo:
         """None for one balls-in-bins release under add-or-remove or zero-out."""
         leaves = flatten(event)  # type: ignore[arg-type]
         if len(leaves) != 1 or leaves[0][1] != 1 or not isinstance(leaves[0][0], BallsInBins):
-            return "the Monte Carlo accountant reads exactly one balls-in-bins release; use pld for everything else"
+            return (
+                "the Monte Carlo accountant reads exactly one balls-in-bins release; use --accountant tight for everything else"
+            )
         if adjacency is Adjacency.REPLACE_ONE:
             return "the dominating pair of balls-in-bins is proven for add-or-remove-one and zero-out"
         return None

@@ -7,6 +7,7 @@ from typing import Any
 
 from dpfy.accounting.gaussian import GaussianCurve
 from dpfy.accounting.pairs import moves
+from dpfy.accounting.table import way_out
 from dpfy.core import check
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
@@ -30,7 +31,7 @@ def mu_of(event: Event, adjacency: Adjacency) -> float:
         if isinstance(leaf, ev.PoissonSampled) and leaf.rate == 1:
             leaf = leaf.event
         if not isinstance(leaf, ev.Gaussian):
-            raise Unsupported(f"{type(leaf).__name__} by the gdp accountant", "use --accountant tight")
+            raise Unsupported(f"{type(leaf).__name__} by the gdp accountant", way_out(leaf, "use --accountant tight"))
         squared += count * (moves(adjacency) / leaf.noise_multiplier) ** 2
     return math.sqrt(squared)
 

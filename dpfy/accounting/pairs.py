@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dpfy.accounting.gaussian_losses import GaussianPair
 from dpfy.accounting.losses import Atoms, Loss
 from dpfy.accounting.other_losses import Fold, LaplacePair, Mixture, discrete_gaussian, discrete_laplace, subsample_atoms
+from dpfy.accounting.table import way_out
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event, flatten
@@ -114,7 +115,7 @@ def _release(leaf: Event, adjacency: Adjacency) -> Release:
         return _randomized_response(leaf, adjacency)
     if isinstance(leaf, ev.EpsilonDelta):
         return _black_box(leaf.epsilon, leaf.delta)
-    raise Unsupported(f"{type(leaf).__name__} by the tight accountant", "use --accountant rdp")
+    raise Unsupported(f"{type(leaf).__name__} by the tight accountant", way_out(leaf, "use --accountant rdp"))
 
 
 def _discrete(leaf: ev.DiscreteLaplace | ev.DiscreteGaussian, moves: int) -> Atoms:

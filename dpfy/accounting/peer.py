@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dpfy.accounting.table import way_out
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event
@@ -60,7 +61,7 @@ def to_peer(event: Event) -> Any:
         ev.RepeatAndSelect: lambda e: d.RepeatAndSelectDpEvent(to_peer(e.event), e.mean, e.shape),
     }
     if type(event) not in table:
-        raise Unsupported(f"{type(event).__name__} in dp-accounting", "use --accountant tight or rdp")
+        raise Unsupported(f"{type(event).__name__} in dp-accounting", way_out(event, "use --accountant tight or rdp"))
     return table[type(event)](event)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from dpfy.accounting.losses import Array, Loss
 from dpfy.accounting.pairs import composition, moves
+from dpfy.accounting.table import way_out
 from dpfy.core import check
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
@@ -128,7 +129,7 @@ def rho(event: Event, adjacency: Adjacency) -> float:
         elif isinstance(leaf, ev.NotPrivate):
             total = math.inf
         else:
-            raise Unsupported(f"{type(leaf).__name__} by the zcdp accountant", "use --accountant rdp or tight")
+            raise Unsupported(f"{type(leaf).__name__} by the zcdp accountant", way_out(leaf, "use --accountant rdp or tight"))
     return total
 
 

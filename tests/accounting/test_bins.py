@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from dpfy import accounting
 from dpfy.accounting.bins import BinsCurve, MonteCarlo, Pair, upper_bound
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.events import BallsInBins, Gaussian, Repeated
+from dpfy.core.events import BallsInBins, Composed, Gaussian, Repeated
 from dpfy.core.unit import Adjacency
 
 BANDED = (1.0, 0.6285891602714168, 0.5387694980966745, 0.4933727740616507, 0.4638869464845248, 0.4420219426097662, 0.42439740029205114,
@@ -109,7 +110,7 @@ def test_what_it_does_not_read():
     accountant = MonteCarlo()
     release = CASES["64 bins"][0]
     assert accountant.why_not(release, Adjacency.ADD_OR_REMOVE_ONE) is None
-    with pytest.raises(Unsupported, match="pld"):
+    with pytest.raises(Unsupported, match="--accountant tight"):
         accountant.curve(Gaussian(1.0), Adjacency.ADD_OR_REMOVE_ONE)
     with pytest.raises(Unsupported, match="exactly one"):
         accountant.curve(Repeated(release, 2), Adjacency.ADD_OR_REMOVE_ONE)
@@ -120,3 +121,11 @@ def test_what_it_does_not_read():
     with pytest.raises(InvalidInput, match="square"):
         BallsInBins(1.0, ((1.0, 0.1),))
     assert BinsCurve(release).epsilon(1e-9) == math.inf
+
+
+@pytest.mark.parametrize("name", [name for name in accounting.TABLE if name != "monte-carlo"])
+def test_every_other_accountant_names_this_one_as_the_way_out(name):
+    release = CASES["64 bins"][0]
+    for whole in (release, Repeated(release, 2), Composed((Gaussian(1.0), release))):
+        with pytest.raises(Unsupported, match=r"BallsInBins .* use --accountant monte-carlo"):
+            accounting.curve(whole, accountant=name)
