@@ -55,7 +55,7 @@ class Banded(Toeplitz):
         if first != 1:
             z = z / memory.rounded([first], z)[0]
         if ring:
-            past = state[memory.PAST]
+            past = memory.held(state, z, ring, step)
             # Row r of the ring holds the output of the last step that is r modulo the ring, i.e. ((step - 1 - r) % ring) + 1 ago.
             weights = [-self.coefficient[(step - 1 - row) % ring + 1] / first for row in range(ring)]
             z = memory.plus_weighted(z, past, weights, keep=step % ring)

@@ -72,4 +72,6 @@ class Blt(Toeplitz):
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """The step's draw less omega times the buffers; the buffers decay by theta and take up the output."""
         fresh = draw(step)
-        return memory.split(memory.feed_back(memory.flat(fresh), state[memory.PAST], self.theta, self.omega), fresh), state
+        z = memory.flat(fresh)
+        past = memory.held(state, z, len(self.theta), step)
+        return memory.split(memory.feed_back(z, past, self.theta, self.omega), fresh), state

@@ -81,7 +81,8 @@ class Dense:
         row = self.rows[step]
         weights = [-value / row[-1] for value in row[:-1]]
         fresh = draw(step)
-        z, past = memory.flat(fresh), state[memory.PAST]
+        z = memory.flat(fresh)
+        past = memory.held(state, z, memory.grown(step), step)
         y = z / memory.rounded(row[-1:], z)[0]
         if step:
             y = memory.plus_weighted(y, past[:step], weights)

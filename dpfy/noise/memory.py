@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from dpfy.core.errors import InvalidInput
 from dpfy.noise.series import single
 
 if TYPE_CHECKING:
@@ -27,6 +28,35 @@ def stack(like: Grads, depth: int) -> State:
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in like.values()) else torch.float32
     device = next(iter(like.values())).device if like else torch.device("cpu")
     return {PAST: torch.zeros((depth, sum(t.numel() for t in like.values())), dtype=dtype, device=device)}
+
+
+def held(state: State, noise: Tensor, rows: int, step: int) -> Tensor:
+    """The past in `state`, if it can be the one that `step` was left: `rows` rows beside each other like `noise`.
+
+    Guarantees: a state that was lost, begun again or made for other parameters raises and names shapes only. Noise without its past would
+    not be the noise that was billed.
+    """
+    past = state.get(PAST)
+    if past is None:
+        raise no_past(step, f"no tensor {PAST!r}")
+    if past.shape != (rows, noise.numel()) or past.dtype != noise.dtype or past.device != noise.device:
+        kept, wanted = (
+            f"{tuple(shape)} {t.dtype} on {t.device}" for shape, t in ((past.shape, past), ((rows, noise.numel()), noise))
+        )
+        raise no_past(step, f"{kept} where it must hold {wanted}")
+    return past
+
+
+def no_past(step: int, found: str) -> InvalidInput:
+    """The error of a noise state that is not the one of this step."""
+    return InvalidInput(
+        "noise state", found, f"is not what step {step} begins with: give the state that the step before returned"
+    )
+
+
+def grown(step: int) -> int:
+    """Rows of a past that begins with one and doubles whenever it is full, at the beginning of `step`."""
+    return 1 << max(step - 1, 0).bit_length()
 
 
 def flat(noise: Grads) -> Tensor:

@@ -68,7 +68,8 @@ class SquareRoot(Toeplitz):
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """The step's own draw, less a little of each earlier one."""
         fresh = draw(step)
-        z, past = memory.flat(fresh), state[memory.PAST]
+        z = memory.flat(fresh)
+        past = memory.held(state, z, memory.grown(step), step)
         weights = [float(d) for d in self.noising(step + 1)[:0:-1]]
         noise = memory.plus_weighted(z, past[:step], weights) if step else z
         if step == len(past):

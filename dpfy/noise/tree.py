@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dpfy.core import check
 from dpfy.core import participation as patterns
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.noise import memory
 from dpfy.noise.strategy import Draw, Grads, State
 
 if TYPE_CHECKING:
@@ -115,12 +116,19 @@ class Tree:
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """New node estimates in, the estimates they replace out."""
         epoch, local = divmod(step, self.restart) if self.restart else (0, step)
+        held = _live(state, local or (self.restart if epoch else 0), step)
+
+        def matching(address: int) -> Grads:
+            fresh = draw(address)
+            _match(held, fresh, step)
+            return fresh
+
         noise: Grads = {}
         if epoch and not local and self.completion:
-            root, live = self._complete(epoch - 1, draw, _live(state, self.restart))
-            noise = _minus(root, live)
-        live = {} if not local else _live(state, local)
-        fresh, level = self._carry(epoch, local + 1, draw, live)
+            root, replaced = self._complete(epoch - 1, matching, held)
+            noise = _minus(root, replaced)
+        live = held if local else {}
+        fresh, level = self._carry(epoch, local + 1, matching, live)
         merged = {at: kept for at, kept in live.items() if at < level}
         change = _minus(fresh, merged)
         noise = {name: y + noise[name] for name, y in change.items()} if noise else change
@@ -212,14 +220,23 @@ class Tree:
         return {at: row for at, row in live.items() if at > top} | {top: estimate}
 
 
-def _live(state: State, count: int) -> dict[int, Grads]:
-    """The node estimates of the state by level; `count` leaves have a live node for each of their bits."""
-    live: dict[int, Grads] = {level: {} for level in range(count.bit_length()) if count >> level & 1}
+def _live(state: State, count: int, step: int) -> dict[int, Grads]:
+    """The node estimates of the state by level; `count` leaves have a live node for each of their bits, and no others."""
+    live: dict[int, Grads] = {}
     for key, value in state.items():
-        level, name = key.split(".", 1)
-        if int(level) in live:
-            live[int(level)][name] = value
-    return live
+        level, _, name = key.partition(".")
+        live.setdefault(int(level) if level.isdecimal() else -1, {})[name] = value
+    if sorted(live) != (wanted := [level for level in range(count.bit_length()) if count >> level & 1]):
+        raise memory.no_past(step, f"nodes of the levels {sorted(live)} where it must hold {wanted}")
+    return dict(sorted(live.items()))  # always in the same order, so that sums are made in the same order
+
+
+def _match(live: dict[int, Grads], like: Grads, step: int) -> None:
+    """Refuse nodes that were made for other parameters."""
+    wanted = {name: (t.shape, t.dtype, t.device) for name, t in like.items()}
+    for level, node in live.items():
+        if {name: (t.shape, t.dtype, t.device) for name, t in node.items()} != wanted:
+            raise memory.no_past(step, f"a node of level {level} with other parameters than this step's {list(like)}")
 
 
 def _minus(estimate: Grads, replaced: dict[int, Grads]) -> Grads:

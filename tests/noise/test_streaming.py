@@ -194,3 +194,25 @@ def test_a_run_longer_than_the_matrix_is_refused():
 def test_strategies_that_are_none_are_refused(make):
     with pytest.raises(InvalidInput):
         make()
+
+
+REMEMBERING = [name for name in STRATEGIES if name not in ("identity", "schedule", "one band", "inverse", "cancelling")]
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_state_that_is_not_the_steps_own_is_refused_and_shows_no_noise(name):
+    """Lost, begun again, or made for other parameters: an error of ours that names shapes only."""
+    strategy, step = STRATEGIES[name], 11
+    like = {"w": torch.zeros(3, 2), "b": torch.zeros(4)}
+    other = {"w": torch.zeros(2, 2), "b": torch.zeros(4)}
+    state, foreign = strategy.init(like), strategy.init(other)
+    for s in range(step):
+        _, state = strategy.next(s, lambda a: draw(like, Randomness.for_tests(0), "noise", a), state)
+        _, foreign = strategy.next(s, lambda a: draw(other, Randomness.for_tests(0), "noise", a), foreign)
+    grows = isinstance(strategy, SquareRoot | Dense | Tree)
+    wrong = [{}, foreign, {k: v.double() for k, v in state.items()}, *([strategy.init(like)] if grows else [])]
+    for bad in wrong:
+        with pytest.raises(InvalidInput, match=f"noise state: got .* is not what step {step} begins with") as problem:
+            strategy.next(step, lambda a: draw(like, Randomness.for_tests(0), "noise", a), bad)
+        assert "tensor(" not in str(problem.value)
+    strategy.next(step, lambda a: draw(like, Randomness.for_tests(0), "noise", a), state)
