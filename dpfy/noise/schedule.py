@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from dpfy.core import check
@@ -35,7 +35,9 @@ class Schedule:
         object.__setattr__(self, "lengths", tuple(check.integer("phase length", n) for n in self.lengths))
         object.__setattr__(self, "factors", tuple(check.positive("noise factor", f) for f in self.factors))
         if not self.lengths or len(self.lengths) != len(self.factors):
-            raise InvalidInput("noise factors", self.factors, f"must be as many as the phases ({len(self.lengths)}), at least one")
+            raise InvalidInput(
+                "noise factors", self.factors, f"must be as many as the phases ({len(self.lengths)}), at least one"
+            )
         if min(self.factors) != 1:
             raise InvalidInput("noise factors", self.factors, "must have 1 as the least (`equal_phases` divides by the least)")
 
@@ -62,7 +64,8 @@ class Schedule:
         if isinstance(participation, Poisson):
             return 1.0
         raise Unsupported(
-            f"a noise schedule with {type(participation).__name__} participation", "use Poisson sampling, or a constant noise multiplier"
+            f"a noise schedule with {type(participation).__name__} participation",
+            "use Poisson sampling, or a constant noise multiplier",
         )
 
     def init(self, like: Grads) -> State:
@@ -96,5 +99,5 @@ def equal_phases(steps: int, relative: Sequence[float]) -> Schedule:
         raise InvalidInput("noise factors", tuple(relative), f"must be at least one and at most the steps ({steps})")
     values = [check.positive("noise factor", f) for f in relative]
     edges = [k * steps // count for k in range(count + 1)]
-    lengths = tuple(b - a for a, b in zip(edges, edges[1:], strict=False))
+    lengths = tuple(b - a for a, b in pairwise(edges))
     return Schedule(lengths, tuple(f / min(values) for f in values))

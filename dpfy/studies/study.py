@@ -105,8 +105,11 @@ def machine(device: str) -> dict[str, str]:
     return {"device": name, "threads": str(torch.get_num_threads())} | versions
 
 
-def run_cell(cell: Cell, folder: Path, options: Options) -> Stored:
-    """The stored result of `cell`, computed and stored first if it is not there with the same settings."""
+def run_cell(cell: Cell, folder: Path, options: Options, at_once: int = 1) -> Stored:
+    """The stored result of `cell`, computed and stored first if it is not there with the same settings.
+
+    `at_once` is noted with the time: how many cells shared the machine.
+    """
     kept = load_cell(cell, folder)
     if kept is not None:
         return kept
@@ -116,6 +119,7 @@ def run_cell(cell: Cell, folder: Path, options: Options) -> Stored:
         "seconds": round(time.monotonic() - start, 3),
         "cpu_seconds": round(time.process_time() - start_cpu, 3),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at_once": at_once,
         **machine(options.device),
     }
     body = {"name": cell.name, "settings": dict(cell.settings), "result": result, "made": made}
