@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.combine import combine, joins
+from dpfy.gradients.combine import Flag, Weighed, joins, weigh
 from dpfy.gradients.contribution import Contribution, Direct, Late, SumJob, run_jobs
 from dpfy.gradients.engine import Grads, checked, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
@@ -105,21 +105,47 @@ class BookkeepingEngine:
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """See :class:`dpfy.gradients.engine.Engine`."""
+        weighed = self.weighed(losses, clip, mask)
+        if weighed is None:
+            return Bounded(zeros(attached(self._params), clip), clip.bound)
+        flag = Flag(weighed.sound)
+        total = self.summed(weighed)
+        return total if flag.value() else self.summed(weighed.cleaned())
+
+    def weighed(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Weighed | None:
+        """The first half of a bounded sum: every example's multiplier. None if there is nothing to add up."""
         params = attached(self._params)
         mask = checked(losses, mask)
         if not len(losses) or not params:
-            return Bounded(zeros(params, clip), clip.bound)
+            return None
         with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
             found = self._contributions(losses, params)
             run_jobs(self._jobs)
             self._jobs.clear()
-            sums = combine(found, clip, params, mask) if found else {}
-            total = zeros({name: p for name, p in params.items() if name not in sums}, clip) | sums
-            total = {name: total.pop(name) for name in params} | total
+            weighed = weigh(found, clip, params, mask) if found else None
         forget(self._replay)
         if self._replay is not None and not self._tape.unsettled and not self._strays:
             self._replay.close()  # only strays need it, and it keeps the model's output alive
-        return Bounded(total, clip.bound)
+        return weighed
+
+    def summed(self, weighed: Weighed) -> Bounded[Grads]:
+        """The second half: the weighted sums, in the order of the parameters."""
+        params = attached(self._params)
+        with torch.no_grad(), torch.autocast(weighed.scale.device.type, enabled=False):
+            sums = weighed.sums()
+            if len(sums) < len(params):
+                sums = zeros({name: p for name, p in params.items() if name not in sums}, weighed.clip) | sums
+            total = {name: sums.pop(name) for name in params} | sums
+        return Bounded(total, weighed.clip.bound)
+
+    @property
+    def steady(self) -> bool:
+        """Whether every layout is settled and every use has its row: a step then asks the device nothing on its way."""
+        return not self._tape.unsettled and not self._strays and self._seen == set(attached(self._params))
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where the parameters lie: a graph is good only as long as they stay there."""
+        return tuple(p.data_ptr() for p in attached(self._params).values())
 
     def _contributions(self, losses: Tensor, params: dict[str, nn.Parameter]) -> dict[str, Contribution]:
         """Everything each parameter receives, joined over its uses."""

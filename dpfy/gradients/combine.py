@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,11 +17,37 @@ JOIN_ELEMENTS = 2**22
 """Direct gradients up to this size are copied side by side; larger ones are worth their own pass."""
 
 
-def combine(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
-    """The sum over examples of multiplier times gradient, for every parameter in `found`; `params` are all trainable ones.
+@dataclass(frozen=True)
+class Weighed:
+    """Contributions and the multiplier of every example in every clip group: all that is left is to add up.
 
-    Guarantees: examples that are masked out or not finite are left out exactly. Parameters that were not used count as zero.
+    `sound` is a truth value on the device: whether every norm was finite. Where it is False only :meth:`cleaned` may be summed.
+
+    Guarantees: examples that are masked out or not finite have multiplier zero in every group. Parameters not used count as zero.
     """
+
+    rests: list[tuple[_Small | None, dict[str, Contribution]]]
+    scale: Tensor  # [groups, batch]
+    keep: Tensor  # [batch]
+    sound: Tensor
+    clip: Clip
+    params: Mapping[str, Tensor]
+
+    def sums(self) -> dict[str, Tensor]:
+        """The sum of multiplier times gradient."""
+        return _add_up(self.rests, self.scale, self.params) | count_of(self.clip, self.scale)
+
+    def cleaned(self) -> Weighed:
+        """The same with exact zeros in the place of whatever examples without a finite norm held."""
+        keep = self.keep
+        rests = [
+            (small and small.cleaned(keep), {n: part.cleaned(keep) for n, part in large.items()}) for small, large in self.rests
+        ]
+        return replace(self, rests=rests)
+
+
+def weigh(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tensor], mask: Tensor | None) -> Weighed:
+    """Norms of all contributions and the multipliers that `clip` gives them."""
     names = list(params)
     groups = [[names[i] for i in members if names[i] in found] for members in group_rows(clip, names)]
     norms, rests = [], []
@@ -34,15 +61,8 @@ def combine(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Ten
     squared_norms = torch.stack([torch.zeros_like(some) if n is None else n for n in norms])
     squared_norms = cautious(squared_norms, _narrowest(found, params))
     scale = silence(clip.scale(squared_norms), squared_norms, mask)
-    flag = Flag(squared_norms.isfinite().all())
-    sums = _weigh(rests, scale, params)
-    if not flag.value():
-        keep = squared_norms.isfinite().all(0)
-        cleaned = [
-            (small and small.cleaned(keep), {n: part.cleaned(keep) for n, part in large.items()}) for small, large in rests
-        ]
-        sums = _weigh(cleaned, scale, params)
-    return sums | count_of(clip, scale)
+    keep = squared_norms.isfinite().all(0)
+    return Weighed(rests, scale, keep, keep.all(), clip, params)
 
 
 class Flag:
@@ -63,7 +83,7 @@ class Flag:
         return bool(self._here)
 
 
-def _weigh(
+def _add_up(
     rests: list[tuple[_Small | None, dict[str, Contribution]]], scale: Tensor, params: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Weighted sums of all groups, in the shapes of the parameters, in float32 or wider."""

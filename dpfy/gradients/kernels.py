@@ -6,6 +6,8 @@ Nothing here uses atomic additions: partial sums are written out and added in a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -209,9 +211,30 @@ def _table(tensors: list[list[Tensor]]) -> Tensor:
     return _sent([[t.data_ptr() for t in each] for each in tensors], tensors[0][0].device)
 
 
+_later: list[tuple[Tensor, Tensor]] | None = None
+
+
+@contextmanager
+def tables_later() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """While a CUDA graph is captured: collect (table on the device, its contents) instead of copying.
+
+    The addresses in a graph never change, so the tables are filled once, before the first replay. Keep them as long as the graph.
+    """
+    global _later
+    _later = []
+    try:
+        yield _later
+    finally:
+        _later = None
+
+
 def _sent(numbers: list[list[int]], device: torch.device) -> Tensor:
     """Integers on the device, without waiting for it: only pinned memory is copied behind the back of the host."""
     here = torch.tensor(numbers, dtype=torch.int64)
+    if _later is not None:
+        there = torch.empty_like(here, device=device)
+        _later.append((there, here))
+        return there
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
