@@ -15,6 +15,7 @@ def reproduce(
     fast: Annotated[bool, typer.Option("--fast", help="The short form of the study.")] = False,
     data_dir: Annotated[str | None, typer.Option(help="Folder with mnist/, fashion-mnist/ (else $DPFY_DATA).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    jobs: Annotated[int, typer.Option(help="Cells at a time, each in a process of its own.")] = 1,
     listing: Annotated[bool, typer.Option("--list", help="Name the studies and exit.")] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Compute nothing: make the page from the cells in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -39,7 +40,7 @@ def reproduce(
     check_device(device)
     study = studies.study(name)
     options, folder = Options(fast, data_dir, device), out or Path("runs") / f"reproduce-{name}"
-    finished = page_of_stored(study, options, folder) if stored else run_with_progress(study, options, folder)
+    finished = page_of_stored(study, options, folder) if stored else run_with_progress(study, options, folder, jobs)
     if as_json:
         print(json.dumps(finished))
     else:

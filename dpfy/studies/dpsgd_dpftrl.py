@@ -24,7 +24,7 @@ from dpfy.sampling.slots import FixedOrderSampler, ReshuffledSampler
 from dpfy.studies import dpsgd_dpftrl_future as future
 from dpfy.studies import images as recipe_of_ours
 from dpfy.studies import trials
-from dpfy.studies.dpsgd_dpftrl_page import CLIP, TABLE_1, TABLE_2, TABLE_3, TABLE_4_FTRL, TABLE_4_SGD, node_noise, page
+from dpfy.studies.dpsgd_dpftrl_page import CLIP, MOMENTUM, TABLE_1, TABLE_2, TABLE_3, TABLE_4_FTRL, TABLE_4_SGD, node_noise, page
 from dpfy.studies.study import Cell, Options, Study
 
 DELTA = 1e-5
@@ -32,8 +32,6 @@ RECORDS = 54_000
 """The printed epsilons belong to this many training records: sampling rate 1/210 and 4,200 steps."""
 MEAN, DEVIATION = 0.1307, 0.3081
 """The study's normalisation: public constants."""
-MOMENTUM = 0.9
-"""Not printed: inferred from the ends of Tables I and II, with `OTHER_MOMENTA` beside it."""
 OTHER_MOMENTA = (0.0, 0.8)
 FTRL = (120, 10)
 """Steps an epoch and epochs of Tables III and IV: batches of 500 out of 60,000."""

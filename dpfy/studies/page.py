@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from statistics import mean, stdev
@@ -115,7 +115,7 @@ def render(study: Study, page: Page, results: Results) -> str:
 
 def made_on(results: Results) -> dict[str, str]:
     """Hardware, versions and time of the cells."""
-    machines = sorted({f"{c.made['device']} ({c.made['threads']} threads)" for c in results.values()})
+    machines = sorted({_machine(c.made) for c in results.values()})
     versions = sorted({f"dpfy {c.made['dpfy']}, torch {c.made['torch']}, Python {c.made['python']}" for c in results.values()})
     wall, cpu = results.seconds()
     return {
@@ -123,6 +123,13 @@ def made_on(results: Results) -> dict[str, str]:
         "versions": "; ".join(versions),
         "time": f"{wall:.0f} s in all cells, {cpu:.0f} s of processor time",
     }
+
+
+def _machine(made: Mapping[str, Any]) -> str:
+    """Device, threads, and how many cells shared it, which makes times longer."""
+    threads = f"{made['threads']} thread{'' if made['threads'] == '1' else 's'}"
+    shared = made.get("at_once", 1)
+    return f"{made['device']} ({threads}{f', {shared} cells at a time' if shared > 1 else ''})"
 
 
 def shown(value: Value) -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
 from dpfy import studies
 from dpfy.core import check
-from dpfy.studies.study import Options, load_cell, run_cell
+from dpfy.studies.study import Options, load_cell, path_of, run_cell
+
+EVERY = 0.5
+"""Seconds between two looks at what is stored."""
 
 
 def missing(name: str, options: Options, folder: Path) -> list[str]:
@@ -22,11 +26,19 @@ def missing(name: str, options: Options, folder: Path) -> list[str]:
 
 
 def compute(
-    name: str, options: Options, folder: Path, cells: Sequence[str], *, jobs: int, seconds: float = float("inf")
+    name: str,
+    options: Options,
+    folder: Path,
+    cells: Sequence[str],
+    *,
+    jobs: int,
+    seconds: float = math.inf,
+    show: Callable[[int], None] | None = None,
 ) -> list[str]:
     """Compute these cells of the study `name`, `jobs` at a time, and store each when it is done. Returns those that are not stored.
 
-    No cell is begun after `seconds`. A cell that fails is reported on standard error and left out; the others go on.
+    No cell is begun after `seconds`; `show` is told now and then how many are stored. A cell that fails is reported on standard error
+    and left out; the others go on.
     """
     context = multiprocessing.get_context("spawn")
     waiting: Any = context.Queue()
@@ -37,8 +49,10 @@ def compute(
     workers = [context.Process(target=_work, args=(name, options, folder, waiting, count, end)) for _ in range(count)]
     for worker in workers:
         worker.start()
-    for worker in workers:
-        worker.join()
+    while any(worker.is_alive() for worker in workers):
+        time.sleep(EVERY)
+        if show is not None:
+            show(sum(path_of(cell, folder).is_file() for cell in cells))
     left = set(missing(name, options, folder))
     return [cell for cell in cells if cell in left]
 
