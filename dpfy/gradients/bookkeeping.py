@@ -28,8 +28,8 @@ from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
 from dpfy.gradients.replay import Replay
 from dpfy.gradients.shared import Measured, Shared
-from dpfy.gradients.stray import Cut, Graph, find_cut, taken_apart
-from dpfy.gradients.tape import Layout, Report, Site, Tape, probe_weights, rows_first, settle
+from dpfy.gradients.stray import Apart, Cut, Graph, Place, find_cut, taken_apart
+from dpfy.gradients.tape import Report, Site, Tape, probe_weights, rows_first, settle
 
 MOST_WAITING = 36
 """How many sums over positions may wait for a common launch: the tensors of normalisation layers are held meanwhile."""
@@ -68,6 +68,7 @@ class BookkeepingEngine:
         self._sites: dict[nn.Module, Site] = {}
         self._lost: set[Site] = set()
         self._strays: set[str] = set()
+        self._suspects: set[str] = set()
         self._seen: set[str] = set()
         self._several: set[str] = set()
         self._jobs: list[SumJob] = []
@@ -158,6 +159,7 @@ class BookkeepingEngine:
             sources = self._measure(losses, graph)
             cuts = {source: self._cut.nodes(graph, source.name, source.node) for source in sources}
         sound = not sources or bool(losses.isfinite().all())
+        self._suspects.clear()
         handles = [h for source in sources for h in self._part_at(cuts[source] or {}, source, len(losses), parts)]
         try:
             with self._tape.into(lambda report: self._explain(report, len(losses), parts)):
@@ -231,25 +233,28 @@ class BookkeepingEngine:
         return [self._names[p] for p in source.where[1].params if p in self._names]
 
     def _part_at(
-        self, nodes: dict[Any, Layout], source: _Source, batch: int, parts: dict[str, list[Contribution]]
+        self, nodes: dict[Any, Place], source: _Source, batch: int, parts: dict[str, list[Contribution]]
     ) -> list[RemovableHandle]:
         """Take the gradients that arrive at `nodes` apart, as they arrive."""
 
-        def hook(node: Any, layout: Layout) -> Callable[[tuple[Tensor | None, ...]], None]:
+        def hook(node: Any, place: Place) -> Callable[[tuple[Tensor | None, ...]], None]:
             def arrive(grads: tuple[Tensor | None, ...]) -> None:
                 if self._tape.passive:
                     return
                 with self._tape.muted():
-                    for name, part in source.parts(taken_apart(node, layout, grads, source.target, batch), self._names):
+                    apart = taken_apart(node, place, grads, source.target, batch)
+                    for name, part in source.parts(apart, self._names):
                         parts.setdefault(name, []).append(part)
+                        if not apart.separate:
+                            self._suspects.add(name)
 
             return arrive
 
-        return [node.register_prehook(hook(node, layout)) for node, layout in nodes.items()]
+        return [node.register_prehook(hook(node, place)) for node, place in nodes.items()]
 
     def _isolate(self, losses: Tensor, parts: dict[str, list[Contribution]], sound: bool) -> None:
         """Below a cut one bad example may have spoilt others: run the suspects alone. Layers with rows never have that trouble."""
-        for name in self._strays & set(parts):
+        for name in self._suspects & set(parts):
             own = [part for part in parts[name] if isinstance(part, Direct)]
             if not own or bool(torch.stack([part.grads.isfinite().all() for part in own]).all()):
                 continue
@@ -273,15 +278,21 @@ class _Source:
     def target(self) -> Any:
         return self.node.variable if self.where is None else GradientEdge(self.node, 0)
 
-    def parts(self, grads: Tensor | None, names: dict[Tensor, str]) -> list[tuple[str, Contribution]]:
+    def parts(self, apart: Apart, names: dict[Tensor, str]) -> list[tuple[str, Contribution]]:
         """Contributions from per-example gradients at the source."""
+        grads = apart.grads
         if grads is None:
             return []
         if self.where is None:
             return [(self.name, Direct(grads))]
-        _, _, explain, shape = self.where
+        (_, _, explain, shape), saved = self.where, self.node.saved_tensors
+        stacked = grads if shape is None else grads.reshape(-1, *shape)
+        if len(saved) == 1 and not saved[0].is_floating_point():
+            # A table looked up at the same places for every example (position embeddings): all examples at once.
+            found = explain(stacked, saved, lambda t: t if t is stacked else t.expand(len(stacked), *t.shape))
+            return [(names[p], q if apart.separate else Direct(q.per_example(slice(0, len(stacked))))) for p, q in found]
         rows: dict[Tensor, list[Tensor]] = {}
-        for g in grads if shape is None else grads.reshape(-1, *shape):
-            for p, part in explain(g, self.node.saved_tensors, lambda t: t[None]):
+        for g in stacked:
+            for p, part in explain(g, saved, lambda t: t[None]):
                 rows.setdefault(p, []).append(part.per_example(slice(0, 1))[0])
         return [(names[p], Direct(torch.stack(each))) for p, each in rows.items()]

@@ -70,6 +70,14 @@ class Graph:
         return False
 
 
+@dataclass(frozen=True)
+class Place:
+    """A node of a cut: how the examples lie in its incoming gradient, and by which of its inputs the source is reached (if known)."""
+
+    layout: Layout
+    inputs: frozenset[int] = frozenset()
+
+
 @dataclass
 class Cut:
     """Where the gradients of one kind of source are taken apart: paths known to be separable (and how), and paths known not to be."""
@@ -78,9 +86,9 @@ class Cut:
     mixed: set[Path] = field(default_factory=set)
     settled: bool = True
 
-    def nodes(self, graph: Graph, name: str, source: Any) -> dict[Any, Layout] | None:
+    def nodes(self, graph: Graph, name: str, source: Any) -> dict[Any, Place] | None:
         """The nodes of the cut above `source` in this graph; None if the graph has a path not seen before."""
-        found: dict[Any, Layout] = {}
+        found: dict[Any, Place] = {}
         frontier: list[tuple[Any, Path]] = [(source, ((name, 0),))]
         seen = {source}
         while frontier:
@@ -88,14 +96,15 @@ class Cut:
             for parent, i in graph.parents[node]:
                 way = (*path, (parent.name(), i))
                 if way in self.separable:
-                    found[parent] = self.separable[way]
+                    before = found[parent].inputs if parent in found else frozenset()
+                    found[parent] = Place(self.separable[way], before | {i})
                 elif way not in self.mixed:
                     return None
                 elif parent not in seen:
                     seen.add(parent)
                     frontier.append((parent, way))
         if any(graph.below(a, b) for a in found for b in found if a is not b):
-            return {graph.root: LAYOUTS[0]}
+            return {graph.root: Place(LAYOUTS[0])}
         return found
 
 
@@ -164,24 +173,86 @@ def _common_layouts(plain: tuple[Tensor | None, ...], tilted: tuple[Tensor | Non
     return [layout for layout in LAYOUTS if fitting and all(layout in found for found in fitting)]
 
 
-def taken_apart(node: Any, layout: Layout, grads: tuple[Tensor | None, ...], target: Any, batch: int) -> Tensor | None:
-    """Per-example gradients at `target` (a parameter or an edge) from the gradients that arrive at `node`: [batch, ...]."""
-    outputs = [GradientEdge(node, i) for i, g in enumerate(grads) if g is not None]
-    arriving = [g for g in grads if g is not None]
-    pieces: list[Tensor] = []
-    for rows in row_chunks(batch, sum(g.numel() for g in arriving), STRAY_ELEMENTS):
-        count = rows.stop - rows.start
-        picks = torch.zeros(count, batch, dtype=torch.bool, device=arriving[0].device)
-        picks[torch.arange(count), torch.arange(rows.start, rows.stop)] = True
-        sent = [torch.where(layout.spread(picks, g), g, torch.zeros((), dtype=g.dtype, device=g.device)) for g in arriving]
-        try:
-            (piece,) = torch.autograd.grad(outputs, [target], sent, retain_graph=True, allow_unused=True, is_grads_batched=True)
-        except (RuntimeError, NotImplementedError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise Unsupported(f"a vectorised backward through this model ({first})", "use engine='loop'") from error
-        if piece is None:
-            return None
-        pieces.append(piece.detach())
-    return torch.cat(pieces)
+@dataclass(frozen=True)
+class Apart:
+    """Per-example gradients at a source, [batch, ...], or None if there are none. `separate`: row i was made from example i alone, so
+    that it is not finite only where that example is to blame."""
+
+    grads: Tensor | None
+    separate: bool = False
+
+
+def taken_apart(node: Any, place: Place, grads: tuple[Tensor | None, ...], target: Any, batch: int) -> Apart:
+    """Per-example gradients at `target` (a parameter or an edge) from the gradients that arrive at `node`."""
+    arriving = {i: g for i, g in enumerate(grads) if g is not None}
+    pieces: list[Tensor | None] = []
+    if (own := own_rows(node, place, arriving, batch)) is not None:
+        below, each = own
+        if below.node is getattr(target, "node", None) or getattr(below.node, "variable", None) is target:
+            return Apart(each, separate=True)
+        meant = each.to(below.node._input_metadata[below.output_nr].dtype)
+        for rows in row_chunks(batch, meant[0].numel(), STRAY_ELEMENTS):
+            pieces.append(_sent_down([below], [meant[rows]], target))
+    else:
+        some = next(iter(arriving.values()))
+        zero, spread = some.new_zeros(()), place.layout.spread
+        for rows in row_chunks(batch, sum(g.numel() for g in arriving.values()), STRAY_ELEMENTS):
+            picks = torch.zeros(rows.stop - rows.start, batch, dtype=torch.bool, device=some.device)
+            picks[torch.arange(len(picks)), torch.arange(rows.start, rows.stop)] = True
+            sent = [torch.where(spread(picks, g), g, zero.to(g.dtype)) for g in arriving.values()]
+            pieces.append(_sent_down([GradientEdge(node, i) for i in arriving], sent, target))
+    found = [piece for piece in pieces if piece is not None]
+    return Apart(torch.cat(found) if found else None)
+
+
+def _sent_down(outputs: list[GradientEdge], sent: list[Tensor], target: Any) -> Tensor | None:
+    """A vectorised backward from `outputs` to `target`: one row of `sent` at a time."""
+    try:
+        (piece,) = torch.autograd.grad(outputs, [target], sent, retain_graph=True, allow_unused=True, is_grads_batched=True)
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Unsupported(f"a vectorised backward through this model ({first})", "use engine='loop'") from error
+    return None if piece is None else piece.detach()
+
+
+def own_rows(node: Any, place: Place, arriving: dict[int, Tensor], batch: int) -> tuple[GradientEdge, Tensor] | None:
+    """The gradients of each example at the one input of `node` that leads to the source, where `node` only spreads it over the batch.
+
+    Position embeddings are added, scales multiplied, class tokens expanded: there the part of an example is its own row of the
+    incoming gradient (times what it was multiplied by), summed to the input's shape. No other example is touched, so that one that
+    is not finite spoils nobody. Returns the edge below and [batch, *input]; None if `node` does something else.
+    """
+    if place.layout is not LAYOUTS[0] or len(place.inputs) != 1 or list(arriving) != [0]:
+        return None
+    (i,) = place.inputs
+    child, number = node.next_functions[i]
+    shape, grad = torch.Size(child._input_metadata[number].shape), arriving[0]
+    extra = grad.dim() - len(shape)
+    if extra < 0 or (extra == 0 and shape[0] != 1):
+        return None
+    local = _local(node, i, grad)
+    if local is None:
+        return None
+    kept = (batch, *[1] * (extra - 1), *(shape if extra else shape[1:]))
+    summed = [j for j in range(1, grad.dim()) if kept[j] == 1 and grad.shape[j] > 1]
+    wide = torch.float64 if local.dtype == torch.float64 else torch.float32
+    each = local.sum(summed, keepdim=True, dtype=wide) if summed else local
+    return GradientEdge(child, number), each.reshape(batch, *shape)
+
+
+def _local(node: Any, i: int, grad: Tensor) -> Tensor | None:
+    """The gradient at input `i` of an elementwise operation, before it is summed over what the input was spread over."""
+    kind = node.name()
+    if kind == "ExpandBackward0":
+        return grad
+    if kind == "AddBackward0":
+        return grad if i == 0 or node._saved_alpha == 1 else grad * node._saved_alpha
+    if kind == "MulBackward0":
+        name = "other" if i == 0 else "self"
+        # A tensor saved under a hook (activation checkpointing) may be unpacked only once, by the node itself.
+        if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", True) is None:
+            factor: Tensor = getattr(node, f"_saved_{name}")
+            return grad * factor
+    return None
