@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from statistics import mean, stdev
 
 from dpfy.studies import figures
 from dpfy.studies.figures import Axes, Line
 from dpfy.studies.page import Figure, Page, Section, Table
-from dpfy.studies.study import Results
+from dpfy.studies.study import Results, Stored
 
 PRINTED: dict[str, float] = {
     "rdp one epoch": 1.2,
@@ -39,9 +39,13 @@ REMARKS = {
 def page(results: Results) -> Page:
     """All figures of the guide that can be computed, and the table."""
     private = results.starting("figure2-private-")
+    seeds = sorted({cell.settings["seed"] for cell in private})
+    squares = f"{len(seeds)} runs a square with noise in Figure 2, as mean and standard deviation" if len(seeds) > 1 else (
+        "one run a square in Figure 2, so no spread is given there"
+    )  # fmt: skip
     facts = {
-        "seeds": "noise seed 0 in Figure 2, fixed; the rest is computed, not drawn",
-        "runs and spread": "one run a square in Figure 2, so no spread is given there",
+        "seeds": f"noise seeds {', '.join(map(str, seeds))} in Figure 2, fixed; the rest is computed, not drawn",
+        "runs and spread": f"{squares}; without noise nothing is drawn, and there is one",
         "accountant": "RDP as in the guide, and tight (certified upper bound) beside it",
         "unit": "one example",
         "adjacency": "one example added or removed",
@@ -68,15 +72,24 @@ def _figure_1(results: Results) -> Section:
     return Section("Figure 1: batch size against noise", "Ten million records, ten thousand steps, Poisson sampling.", parts)
 
 
-def _figure_2(results: Results, private: list[Any]) -> Section:
+def _figure_2(results: Results, private: list[Stored]) -> Section:
     parts = []
     for kind, title in (("plain", "without noise"), ("private", "with noise")):
         cells = results.starting(f"figure2-{kind}-")
-        values = [[100 * a for a in cell.result["accuracies"]] for cell in cells]
-        clips = [f"{cell.settings['clip']:g}" for cell in cells]
         rates = [f"{rate:g}" for rate in cells[0].settings["rates"]]
-        picture = figures.heat(values, clips, rates, Axes("learning rate", "clip norm"))
-        parts.append(Figure(f"figure2-{kind}", f"Figure 2, {title}: held-out accuracy in percent", picture))
+        rows: dict[float, list[list[float]]] = {}
+        for cell in cells:
+            rows.setdefault(cell.settings["clip"], []).append([100 * a for a in cell.result["accuracies"]])
+        clips = [f"{clip:g}" for clip in rows]
+        axes = Axes("learning rate", "clip norm")
+        means = [[mean(square) for square in zip(*runs, strict=True)] for runs in rows.values()]
+        parts.append(
+            Figure(f"figure2-{kind}", f"Figure 2, {title}: held-out accuracy in percent", figures.heat(means, clips, rates, axes))
+        )
+        if all(len(runs) > 1 for runs in rows.values()):
+            spreads = [[stdev(square) for square in zip(*runs, strict=True)] for runs in rows.values()]
+            picture = figures.heat(spreads, clips, rates, axes)
+            parts.append(Figure(f"figure2-{kind}-spread", f"Figure 2, {title}: standard deviation over runs, in points", picture))
     words = (
         "Accuracy stays the same along diagonals where clip norm times learning rate is constant; without noise the clip norm can grow "
         f"without harm, with noise it cannot. With noise, epsilon is {private[0].result['epsilon']:.2f} at delta 1e-5 in every square."
