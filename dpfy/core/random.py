@@ -1,8 +1,8 @@
 """Randomness by address: every random number is a function of (secret, stream, step, part); nothing is consumed or reused.
 
-The secret is 32 bytes from the operating system. The key of one address is a keyed BLAKE2b hash, used once: for a ChaCha20
-keystream (noise) or a Philox generator (sampling). A run that is resumed asks for the same addresses and so draws the same numbers;
-two streams or two steps never share a key. A fixed secret exists for tests and is marked in every report.
+The secret is 32 bytes from the operating system. The key of one address is a keyed BLAKE2b hash, used once: for an AES-256
+keystream in counter mode (noise) or a Philox generator (sampling). A run that is resumed asks for the same addresses and so draws
+the same numbers; two streams or two steps never share a key. A fixed secret exists for tests and is marked in every report.
 """
 
 from __future__ import annotations
@@ -56,15 +56,19 @@ class Randomness:
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self.key(stream, step), "little")))
 
     def keystream(self, stream: str, step: int) -> Callable[[memoryview], None]:
-        """A cipher for one address: each call overwrites a buffer with the next bytes of its ChaCha20 keystream."""
+        """A cipher for one address: each call overwrites a buffer with the next bytes of its keystream, AES-256 in counter mode."""
         try:
-            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         except ImportError:
             raise Unsupported("noise on a CPU without the cryptography package", "install it: pip install cryptography") from None
-        cipher = Cipher(algorithms.ChaCha20(self.key(stream, step, 32), bytes(16)), mode=None).encryptor()
+        cipher = Cipher(algorithms.AES(self.key(stream, step, 32)), modes.CTR(bytes(16))).encryptor()
+        zeros = memoryview(b"")
 
         def fill(buffer: memoryview) -> None:
-            cipher.update_into(bytes(len(buffer)), buffer)
+            nonlocal zeros
+            if len(zeros) < len(buffer):
+                zeros = memoryview(bytes(len(buffer)))
+            cipher.update_into(zeros[: len(buffer)], buffer)
 
         return fill
 

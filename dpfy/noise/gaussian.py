@@ -1,21 +1,29 @@
 """Standard Gaussian tensors by address: the same (secret, stream, step) gives the same tensors, on any number of calls.
 
-On a CPU the bits are a ChaCha20 keystream and the transform is that of Box & Muller (1958), vectorised: cryptographic noise at the
-price of torch's own. Other devices use their own counter generator, seeded by the address.
+On a CPU the bits are an AES keystream and the transform is that of Box & Muller (1958), vectorised, and added to its target while it
+is in the cache: cryptographic noise for less than torch's own costs. Other devices use their own counter generator, seeded by the
+address.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfy.core.random import Randomness
 
 CHUNK = 1 << 17
 """Values made at a time: the intermediate tensors stay in the cache."""
+
+_NUMPY_IS_FAST = sys.platform == "linux" and torch.backends.cpu.get_cpu_capability() == "AVX512"
+"""Whether NumPy has vector code for log2 and tan; else it goes value by value, and torch, slower than that vector code, does not."""
 
 
 def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: int) -> dict[str, Tensor]:
@@ -26,10 +34,12 @@ def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: 
     values has at most radius 6.66 (beyond lies a probability of 2.3e-10), in float64 9.4.
     """
     device = next(iter(like.values())).device if like else torch.device("cpu")
-    dtype = torch.float64 if any(t.dtype == torch.float64 for t in like.values()) else torch.float32
+    dtype = dtype_of(like)
     total = sum(t.numel() for t in like.values())
     if device.type == "cpu":
-        flat = _box_muller(total, dtype, randomness.keystream(stream, step))
+        flat = torch.empty(total, dtype=dtype)
+        for start, values in _pairs(total, dtype, randomness.keystream(stream, step)):
+            flat[start : start + len(values)] = values
     else:
         generator = torch.Generator(device=device)
         generator.manual_seed(int.from_bytes(randomness.key(stream, step, 8), "little") >> 1)
@@ -38,25 +48,96 @@ def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: 
     return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
 
 
-def _box_muller(count: int, dtype: torch.dtype, fill: Callable[[memoryview], None]) -> Tensor:
-    """`count` values from a keystream: pairs r cos(theta), r sin(theta) with r = sqrt(-2 log u).
+def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
+    """The type of the noise for tensors like these: never narrower than float32."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in like.values()) else torch.float32
 
-    u is (k + 1/2) / 2^b for a whole number k of b = 31 or 63 bits: small u, which make the tail, keep their full precision.
+
+def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, stream: str, step: int) -> None:
+    """Add `scale` times ``draw(sums, randomness, stream, step)`` to `sums`, in place, to the bit as if drawn first.
+
+    All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made.
     """
-    whole, bits = (torch.int64, 63) if dtype == torch.float64 else (torch.int32, 31)
-    flat = torch.empty(count, dtype=dtype)
+    if any(t.device.type != "cpu" for t in sums.values()):
+        torch._foreach_add_(list(sums.values()), list(draw(sums, randomness, stream, step).values()), alpha=scale)
+        return
+    rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
+    target, done = 0, 0
+    for _, values in _pairs(sum(map(len, rows)), dtype_of(sums), randomness.keystream(stream, step)):
+        used = 0
+        while used < len(values):
+            room = min(len(rows[target]) - done, len(values) - used)
+            rows[target][done : done + room].add_(values[used : used + room], alpha=scale)
+            used, done = used + room, done + room
+            if done == len(rows[target]):
+                target, done = target + 1, 0
+    for t, row in zip(sums.values(), rows, strict=True):
+        if not t.is_contiguous():
+            t.copy_(row.view(t.shape))
+
+
+def _pairs(count: int, dtype: torch.dtype, fill: Callable[[memoryview], None]) -> Iterator[tuple[int, Tensor]]:
+    """`count` values from a keystream as (start, values), a chunk at a time, in memory that the next chunk overwrites."""
     most = (min(count, CHUNK) + 1) // 2
-    buffer = bytearray(2 * most * (bits + 1) // 8)
-    radii, angles = torch.empty(most, dtype=dtype), torch.empty(most, dtype=dtype)
-    for out in flat.split(2 * most) if count else ():
-        half = (len(out) + 1) // 2
-        part = memoryview(buffer)[: 2 * half * (bits + 1) // 8]
-        fill(part)
-        integers = torch.frombuffer(part, dtype=whole)
-        radius, angle = radii[:half], angles[:half]
-        radius.copy_(integers[:half].bitwise_and_(2**bits - 1)).add_(0.5).mul_(2.0**-bits).log_().mul_(-2).sqrt_()
-        angle.copy_(integers[half:]).mul_(math.pi * 2.0**-bits)
-        second = len(out) - half
-        torch.cos(angle, out=out[:half]).mul_(radius)
-        torch.sin(angle[:second], out=out[half:]).mul_(radius[:second])
-    return flat
+    scratch = _Scratch(most, dtype)
+    for start in range(0, count, 2 * most):
+        left = count - start
+        if left < 2 * most:
+            scratch = _Scratch((left + 1) // 2, dtype)
+        fill(scratch.bits)
+        yield start, scratch.transform()[:left]
+
+
+class _Scratch:
+    """Memory for some pairs r cos(2 a), r sin(2 a) with r = sqrt(-2 log u), and the views of it that NumPy and torch work on."""
+
+    def __init__(self, pairs: int, dtype: torch.dtype) -> None:
+        whole, real = (np.int64, np.float64) if dtype == torch.float64 else (np.int32, np.float32)
+        self.places = 8 * np.dtype(whole).itemsize - 1
+        self.integers = np.empty((2, pairs), whole)
+        self.bits: memoryview = self.integers.reshape(-1).data.cast("B")
+        self.radius, self.values = np.empty(pairs, real), np.empty((2, pairs), real)
+        self.radius_tensor, self.tensor = torch.from_numpy(self.radius), torch.from_numpy(self.values)
+        self.flat = self.tensor.view(-1)
+        self.natural, self.turn = real(-math.log(2)), real(math.pi / 2 * 2.0**-self.places)
+        self.smallest, self.half = (torch.tensor(x, dtype=dtype) for x in (2.0 ** (-2 * self.places - 2), 0.5))
+        self.below_one = (1 - float(np.finfo(real).eps)) * 2.0 ** (-2 * self.places)
+
+    def transform(self) -> Tensor:
+        """The values for the random bits in `bits`.
+
+        u is |k| / 2^b for a signed whole number k of b = 31 or 63 bits and a sign (2^-(b+1) for k = 0): small u, which make the tail,
+        keep their full precision. u is kept below 1, where a logarithm that errs could be positive, by a last digit: r is longer, never
+        shorter, than the formula's. a is uniform between -pi/2 and pi/2; with t = tan(a) and w = 2 r / (1 + t^2), the pair is w - r
+        and t w: one transcendental function in the place of two.
+        """
+        (first, second), radius, r = self.integers, self.radius, self.radius_tensor
+        (w, t), (w_tensor, t_tensor) = self.values, self.tensor
+        np.copyto(radius, first, casting="unsafe")
+        torch.addcmul(self.smallest, r, r, value=self.below_one, out=r)
+        _log2(radius, r)
+        np.multiply(radius, self.natural, radius)
+        np.sqrt(radius, radius)
+        np.copyto(t, second, casting="unsafe")
+        np.multiply(t, self.turn, t)
+        _tan(t, t_tensor)
+        torch.addcmul(self.half, t_tensor, t_tensor, value=0.5, out=w_tensor)
+        np.divide(radius, w, w)
+        np.multiply(t, w, t)
+        np.subtract(w, radius, w)
+        return self.flat
+
+
+def _log2(array: NDArray[Any], tensor: Tensor) -> None:
+    """In place; `array` and `tensor` are the same memory."""
+    if _NUMPY_IS_FAST:
+        np.log2(array, array)
+    else:
+        tensor.log2_()
+
+
+def _tan(array: NDArray[Any], tensor: Tensor) -> None:
+    if _NUMPY_IS_FAST:
+        np.tan(array, array)
+    else:
+        tensor.tan_()

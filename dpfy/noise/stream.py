@@ -12,8 +12,8 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded, Private
-from dpfy.noise.gaussian import draw
-from dpfy.noise.strategy import Grads, State, Strategy
+from dpfy.noise import gaussian
+from dpfy.noise.strategy import Grads, Identity, State, Strategy
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,15 @@ class NoiseStream:
     """Adds the noise of one step to the bounded sum of that step.
 
     `scale` is the noise multiplier times the strategy's sensitivity; the standard deviation is `scale` times the bound that the sum
-    carries, so there is one owner of the clip norm. The noise of step s is a function of (secret, name, s) alone.
+    carries, so there is one owner of the clip norm. The noise of step s is a function of (secret, name, s) alone. With `in_place` the
+    released value takes the memory of the sum, which must not be used afterwards; otherwise the sum is left as it is.
     """
 
     strategy: Strategy
     scale: float
     randomness: Randomness
     name: str = "noise"
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         check.nonnegative("noise scale", self.scale)
@@ -48,9 +50,11 @@ class NoiseStream:
             return Private(total.value), state
         if math.isinf(total.bound.l2):
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
-        like = total.value
-        unit, state = self.strategy.next(step, lambda s: draw(like, self.randomness, self.name, s), state)
-        noise = [unit[name] for name in like]
-        sums = [value.to(z.dtype) for value, z in zip(like.values(), noise, strict=True)]
-        noisy = torch._foreach_add(sums, noise, alpha=self.scale * total.bound.l2)
-        return Private(dict(zip(like, noisy, strict=True))), state
+        scale, dtype = self.scale * total.bound.l2, gaussian.dtype_of(total.value)
+        noisy = {name: value.to(dtype, copy=not self.in_place) for name, value in total.value.items()}
+        if type(self.strategy) is Identity:  # nothing to correlate: added as it is drawn
+            gaussian.add_(noisy, scale, self.randomness, self.name, step)
+            return Private(noisy), state
+        unit, state = self.strategy.next(step, lambda s: gaussian.draw(noisy, self.randomness, self.name, s), state)
+        torch._foreach_add_(list(noisy.values()), [unit[name] for name in noisy], alpha=scale)
+        return Private(noisy), state

@@ -77,7 +77,7 @@ class PrivateTraining:
             self.model.to(self.device)
             self.records = as_records(self._train).to(self.device)
             self._check_records()
-            self._noise = NoiseStream(self.plan.recipe.strategy, self.plan.scale, self.folder.randomness)
+            self._noise = NoiseStream(self.plan.recipe.strategy, self.plan.scale, self.folder.randomness, in_place=True)
             self.average = self.rule.averaging.init(self.model)
             self.noise_state = self._noise.init(dict(trainable(self.model)))
             self.physical_batch = self._physical_batch()
@@ -183,8 +183,8 @@ class PrivateTraining:
         if (count := released.value.pop(COUNT, None)) is not None and isinstance(self.clip, QuantileClip):
             self.clip = self.clip.updated(float(count), recipe.expected_batch)
         parameters = trainable(self.model)
-        means = torch._foreach_div(list(released.value.values()), recipe.expected_batch)
-        for name, mean in zip(released.value, means, strict=True):
+        torch._foreach_div_(list(released.value.values()), recipe.expected_batch)
+        for name, mean in released.value.items():
             parameters[name].grad = mean.to(parameters[name].dtype)
         if self.rule.schedule is not None:
             for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):

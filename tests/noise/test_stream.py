@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
+from dpfy.noise.toeplitz import SquareRoot
 
 PERMIT = Permit("training", events.Gaussian(1.0), 1000, "x")
 BOUND = 0.7
@@ -91,6 +93,26 @@ def test_noise_is_added_to_the_sum():
     out = NoiseStream(Identity(), 1.0, Randomness.for_tests(0)).release(total, 0, {}, PERMIT)[0]
     assert ((out.value["w"] - 1000).abs() < 10).all()
     assert (total.value["w"] == 1000).all()
+
+
+def test_in_place_takes_the_memory_of_the_sum_and_releases_the_same():
+    apart, inside = ({"w": torch.full((4, 3), 10.0), "b": torch.zeros(5)} for _ in range(2))
+    for strategy in (Identity(), SquareRoot()):
+        stream = NoiseStream(strategy, 1.0, Randomness.for_tests(0))
+        state = stream.init(apart)
+        expected = stream.release(Bounded(apart, Bound(1.0)), 0, state, PERMIT)[0].value
+        found = replace(stream, in_place=True).release(Bounded(inside, Bound(1.0)), 0, stream.init(apart), PERMIT)[0].value
+        assert all(torch.equal(found[n], expected[n]) and found[n] is inside[n] for n in apart)
+        inside = {"w": torch.full((4, 3), 10.0), "b": torch.zeros(5)}
+
+
+def test_a_narrow_sum_is_widened_before_the_noise():
+    total = Bounded({"w": torch.ones(1000, dtype=torch.bfloat16)}, Bound(1e-3))
+    for in_place in (False, True):
+        stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(0), in_place=in_place)
+        value = stream.release(total, 0, {}, PERMIT)[0].value["w"]
+        assert value.dtype == torch.float32
+        assert len(value.unique()) > 900
 
 
 def test_refusals():

@@ -28,7 +28,8 @@ class Changed:
 
     def release(self, total: Any, step: int, state: Any, permit: Any) -> tuple[Any, Any]:
         """The real release with its noise taken out, changed and put back."""
-        released, state = self.real.release(total, step, state, permit)
+        own = dataclasses.replace(total, value={name: value.clone() for name, value in total.value.items()})
+        released, state = self.real.release(own, step, state, permit)
         noise = {name: value - total.value[name] for name, value in released.value.items()}
         changed = self.change(step, noise, total.value)
         return Private({name: value + changed[name] for name, value in total.value.items()}), state

@@ -1,0 +1,127 @@
+"""Gaussian draws by address: the bits are the cipher's, the transform is the formula, adding equals drawing, on any number of threads."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dpfy.core.random import Randomness
+from dpfy.noise import gaussian
+
+RANDOMNESS = Randomness.for_tests(3)
+DTYPES = [torch.float32, torch.float64]
+
+
+def one(count, dtype=torch.float32, step=0):
+    return gaussian.draw({"x": torch.empty(count, dtype=dtype)}, RANDOMNESS, "noise", step)["x"]
+
+
+def filled(scratch, value):
+    memory = np.frombuffer(scratch.bits, np.uint8)
+    memory[:] = value
+    return scratch.transform()
+
+
+def test_the_bits_are_aes_256_in_counter_mode():
+    """The keystream is block i of the cipher applied to the number i, whatever the sizes of the calls."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    buffer = bytearray(160)
+    fill = RANDOMNESS.keystream("noise", 5)
+    for start, stop in [(0, 48), (48, 49), (49, 160)]:
+        fill(memoryview(buffer)[start:stop])
+    block = Cipher(algorithms.AES(RANDOMNESS.key("noise", 5, 32)), modes.ECB()).encryptor()
+    assert bytes(buffer) == b"".join(block.update(i.to_bytes(16, "big")) for i in range(10))
+
+
+@pytest.mark.parametrize(("dtype", "whole", "tolerance"), [(torch.float32, np.int32, 4e-6), (torch.float64, np.int64, 1e-13)])
+def test_values_are_the_formula(dtype, whole, tolerance):
+    """Against Box-Muller in long double, from the same bits."""
+    count, places = 1000, 8 * np.dtype(whole).itemsize - 1
+    memory = bytearray(count * np.dtype(whole).itemsize)
+    RANDOMNESS.keystream("noise", 0)(memoryview(memory))
+    first, second = np.frombuffer(memory, whole).reshape(2, -1).astype(np.longdouble)
+    radius = np.sqrt(-2 * np.log(np.abs(first) / np.longdouble(2) ** places))
+    angle = second / np.longdouble(2) ** places * np.longdouble(math.pi)
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    found = one(count, dtype).numpy()
+    assert np.abs(found - expected).max() < tolerance * radius.max()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(("dtype", "radius"), [(torch.float32, 6.661), (torch.float64, 9.42)])
+def test_extreme_bits_give_finite_values_inside_the_stated_radius(monkeypatch, dtype, radius, fast):
+    monkeypatch.setattr(gaussian, "_NUMPY_IS_FAST", fast)
+    scratch = gaussian._Scratch(8, dtype)
+    least = filled(scratch, 0).clone()
+    assert least.abs().max() <= radius
+    assert least.abs().max() > radius - 0.01
+    for value in (0xFF, 0x80, 0x7F, 0x01):
+        found = filled(scratch, value)
+        assert found.isfinite().all()
+        assert found.abs().max() <= radius
+    for integer in (np.iinfo(scratch.integers.dtype).min, np.iinfo(scratch.integers.dtype).max, -1, 1):
+        scratch.integers[:] = integer
+        found = scratch.transform()
+        assert found.isfinite().all()
+        assert found.abs().max() <= radius
+
+
+def test_both_sources_of_functions_agree(monkeypatch):
+    found = []
+    for fast in (True, False):
+        monkeypatch.setattr(gaussian, "_NUMPY_IS_FAST", fast)
+        found.append(one(100_001))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adding_is_drawing_to_the_bit(dtype):
+    """Over chunk boundaries, odd sizes, empty and non-contiguous tensors."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (7,), "none": (0, 3), "b": (gaussian.CHUNK + 5,), "c": (31, 17), "scalar": (), "d": (2 * gaussian.CHUNK,)}
+    sums = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()}
+    sums["c"] = sums["c"].t().contiguous().t()
+    unit = gaussian.draw(sums, RANDOMNESS, "noise", 4)
+    expected = {name: torch.add(sums[name], unit[name], alpha=0.3) for name in sums}
+    gaussian.add_(sums, 0.3, RANDOMNESS, "noise", 4)
+    assert all(torch.equal(sums[name], expected[name]) for name in sums)
+
+
+def test_threads_and_company_do_not_change_the_sequence():
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(one(300_001))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+    split = gaussian.draw({"a": torch.empty(300_000), "b": torch.empty(1)}, RANDOMNESS, "noise", 0)
+    assert torch.equal(torch.cat(list(split.values())), found[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_independent_normal(dtype):
+    """Distribution of values, of the squares of pairs and of neighbours; false alarms below 1e-6 in all."""
+    from scipy.stats import kstest
+
+    values = one(2_000_000, dtype).double().numpy()
+    n = values.size
+    assert kstest(values, "norm").pvalue > 1e-7
+    assert kstest(values * 1.01, "norm").pvalue < 1e-7
+    assert abs(values.mean()) * math.sqrt(n) < 5.5
+    assert abs((values**2).mean() - 1) * math.sqrt(n / 2) < 5.5
+    assert abs((values**4).mean() - 3) * math.sqrt(n / 96) < 5.5
+    assert abs((values**3).mean()) * math.sqrt(n / 15) < 5.5
+    half = gaussian.CHUNK // 2
+    whole = values[: n // gaussian.CHUNK * gaussian.CHUNK].reshape(-1, 2, half)
+    for a, b in [(whole[:, 0], whole[:, 1]), (values[:-1], values[1:])]:
+        assert abs(np.mean(a * b)) * math.sqrt(a.size) < 5.5
+        assert abs(np.mean((a**2 - 1) * (b**2 - 1))) * math.sqrt(a.size) / 2 < 5.5
+    beyond = (np.abs(values) > 4).sum()
+    assert abs(beyond - n * 6.334e-5) < 5.5 * math.sqrt(n * 6.334e-5)
