@@ -226,6 +226,7 @@ class BookkeepingEngine:
         assert first.site is second.site
         if first.site not in self._lost and not settle(first.site, first.grad, second.grad, weights):
             self._lost.add(first.site)
+            first.site.settled = True  # for good: what lies above it is measured with the strays
 
     def _names_of(self, source: _Source) -> list[str]:
         if source.where is None:
