@@ -64,16 +64,15 @@ class _Graph:
         self._batch, self._mask = tuple(t.clone() for t in batch), mask.clone()
         self._first, self._second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-        with kernels.tables_later() as tables:
+        self._tables = kernels.Tables(mask.device)
+        with kernels.writing(self._tables):
             with torch.cuda.graph(self._first, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 weighed = engine.weighed(losses_of(*self._batch), clip, self._mask)
                 assert weighed is not None
             with torch.cuda.graph(self._second, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._total = engine.summed(weighed)
         self._sound = weighed.sound
-        for there, here in tables:
-            there.copy_(here)
-        self._tables = [there for there, _ in tables]
+        self._tables.send()
 
     def replay(self, batch: tuple[Tensor, ...], mask: Tensor) -> Bounded[Grads] | None:
         """The bounded sum of `batch`; None if a norm was not finite."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpfy.core.errors import Unsupported
+
 try:
     import triton
     import triton.language as tl
@@ -211,30 +213,49 @@ def _table(tensors: list[list[Tensor]]) -> Tensor:
     return _sent([[t.data_ptr() for t in each] for each in tensors], tensors[0][0].device)
 
 
-_later: list[tuple[Tensor, Tensor]] | None = None
+class Tables:
+    """Addresses for the kernels of a CUDA graph. They never change, so they are sent once, before the first replay.
+
+    The memory is taken before the capture: what a capture allocates may have served, and will serve at every replay, another tensor
+    earlier in the graph. Keep the tables as long as the graph.
+    """
+
+    def __init__(self, device: torch.device, room: int = 1 << 17) -> None:
+        self._there = torch.empty(room, dtype=torch.int64, device=device)
+        self._here: list[int] = []
+
+    def put(self, numbers: Tensor) -> Tensor:
+        """A place on the device that will hold `numbers`."""
+        start = len(self._here)
+        self._here += numbers.flatten().tolist() + [0] * (-numbers.numel() % 32)
+        if len(self._here) > len(self._there):
+            raise Unsupported(f"a captured step with more than {len(self._there)} addresses", "use graph=False")
+        return self._there[start : start + numbers.numel()].view(numbers.shape)
+
+    def send(self) -> None:
+        """Fill the places."""
+        self._there[: len(self._here)].copy_(torch.tensor(self._here, dtype=torch.int64))
+
+
+_tables: Tables | None = None
 
 
 @contextmanager
-def tables_later() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """While a CUDA graph is captured: collect (table on the device, its contents) instead of copying.
-
-    The addresses in a graph never change, so the tables are filled once, before the first replay. Keep them as long as the graph.
-    """
-    global _later
-    _later = []
+def writing(tables: Tables) -> Iterator[None]:
+    """While a CUDA graph is captured: put addresses into `tables` instead of copying them."""
+    global _tables
+    _tables = tables
     try:
-        yield _later
+        yield
     finally:
-        _later = None
+        _tables = None
 
 
 def _sent(numbers: list[list[int]], device: torch.device) -> Tensor:
     """Integers on the device, without waiting for it: only pinned memory is copied behind the back of the host."""
     here = torch.tensor(numbers, dtype=torch.int64)
-    if _later is not None:
-        there = torch.empty_like(here, device=device)
-        _later.append((there, here))
-        return there
+    if _tables is not None:
+        return _tables.put(here)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
