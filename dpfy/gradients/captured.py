@@ -60,7 +60,9 @@ class CapturedSum:
 class _Graph:
     """Two graphs that share their memory: up to the multipliers, and the weighted sums. Between them it is known if all is finite."""
 
-    def __init__(self, engine: BookkeepingEngine, losses_of: LossesOf, batch: tuple[Tensor, ...], clip: Clip, mask: Tensor) -> None:
+    def __init__(
+        self, engine: BookkeepingEngine, losses_of: LossesOf, batch: tuple[Tensor, ...], clip: Clip, mask: Tensor
+    ) -> None:
         self._batch, self._mask = tuple(t.clone() for t in batch), mask.clone()
         self._first, self._second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()

@@ -1,15 +1,15 @@
 """Standard Gaussian tensors by address: the same (secret, stream, step) gives the same tensors, on any number of calls.
 
 On a CPU the bits are an AES keystream and the transform is that of Box & Muller (1958), vectorised, and added to its target while it
-is in the cache: cryptographic noise for less than torch's own costs. Other devices use their own counter generator, seeded by the
-address.
+is in the cache: cryptographic noise for less than torch's own costs. A GPU makes float32 noise from counters where it is added
+(:mod:`dpfy.noise.philox`); what is left uses the device's own generator, seeded by the address.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,12 @@ def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: 
         for start, values in _pairs(total, dtype, randomness.keystream(stream, step)):
             flat[start : start + len(values)] = values
     else:
+        flat = torch.zeros(total, device=device, dtype=dtype)
+    parts = flat.split([t.numel() for t in like.values()]) if like else ()
+    if device.type != "cpu" and not _add_by_counter(parts, 1.0, randomness.key(stream, step, 16)):
         generator = torch.Generator(device=device)
         generator.manual_seed(int.from_bytes(randomness.key(stream, step, 8), "little") >> 1)
-        flat = torch.empty(total, device=device, dtype=dtype).normal_(generator=generator)
-    parts = flat.split([t.numel() for t in like.values()]) if like else ()
+        flat.normal_(generator=generator)
     return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
 
 
@@ -59,7 +61,8 @@ def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, strea
     All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made.
     """
     if any(t.device.type != "cpu" for t in sums.values()):
-        torch._foreach_add_(list(sums.values()), list(draw(sums, randomness, stream, step).values()), alpha=scale)
+        if not _add_by_counter(list(sums.values()), scale, randomness.key(stream, step, 16)):
+            torch._foreach_add_(list(sums.values()), list(draw(sums, randomness, stream, step).values()), alpha=scale)
         return
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
     target, done = 0, 0
@@ -67,13 +70,31 @@ def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, strea
         used = 0
         while used < len(values):
             room = min(len(rows[target]) - done, len(values) - used)
-            rows[target][done : done + room].add_(values[used : used + room], alpha=scale)
+            part = values if room == len(values) else values[used : used + room]
+            add_and_divide_([rows[target][done : done + room]], [part], scale, divisor)
             used, done = used + room, done + room
             if done == len(rows[target]):
                 target, done = target + 1, 0
     for t, row in zip(sums.values(), rows, strict=True):
         if not t.is_contiguous():
             t.copy_(row.view(t.shape))
+
+
+def _add_by_counter(sums: Sequence[Tensor], scale: float, secret: bytes) -> bool:
+    """Add in one launch, on a GPU; False where that cannot be."""
+    from dpfy.noise import philox
+
+    if not philox.usable(sums):
+        return False
+    philox.add_(sums, scale, secret)
+    return True
+
+
+def add_and_divide_(sums: list[Tensor], noise: list[Tensor], scale: float, divisor: float) -> None:
+    """(sum + scale noise) / divisor, in place."""
+    torch._foreach_add_(sums, noise, alpha=scale)
+    if divisor != 1:
+        torch._foreach_div_(sums, divisor)
 
 
 def _pairs(count: int, dtype: torch.dtype, fill: Callable[[memoryview], None]) -> Iterator[tuple[int, Tensor]]:
@@ -85,7 +106,8 @@ def _pairs(count: int, dtype: torch.dtype, fill: Callable[[memoryview], None]) -
         if left < 2 * most:
             scratch = _Scratch((left + 1) // 2, dtype)
         fill(scratch.bits)
-        yield start, scratch.transform()[:left]
+        values = scratch.transform()
+        yield start, values if left >= len(values) else values[:left]
 
 
 class _Scratch:
@@ -97,9 +119,9 @@ class _Scratch:
         self.integers = np.empty((2, pairs), whole)
         self.bits: memoryview = self.integers.reshape(-1).data.cast("B")
         self.radius, self.values = np.empty(pairs, real), np.empty((2, pairs), real)
-        self.radius_tensor, self.tensor = torch.from_numpy(self.radius), torch.from_numpy(self.values)
-        self.flat = self.tensor.view(-1)
-        self.natural, self.turn = real(-math.log(2)), real(math.pi / 2 * 2.0**-self.places)
+        self.tensors = [torch.from_numpy(a) for a in (self.radius, *self.values)]
+        self.flat = torch.from_numpy(self.values.reshape(-1))
+        self.natural, self.turn = np.array(-math.log(2), real), np.array(math.pi / 2 * 2.0**-self.places, real)
         self.smallest, self.half = (torch.tensor(x, dtype=dtype) for x in (2.0 ** (-2 * self.places - 2), 0.5))
         self.below_one = (1 - float(np.finfo(real).eps)) * 2.0 ** (-2 * self.places)
 
@@ -111,8 +133,8 @@ class _Scratch:
         shorter, than the formula's. a is uniform between -pi/2 and pi/2; with t = tan(a) and w = 2 r / (1 + t^2), the pair is w - r
         and t w: one transcendental function in the place of two.
         """
-        (first, second), radius, r = self.integers, self.radius, self.radius_tensor
-        (w, t), (w_tensor, t_tensor) = self.values, self.tensor
+        (first, second), radius, (w, t) = self.integers, self.radius, self.values
+        r, w_tensor, t_tensor = self.tensors
         np.copyto(radius, first, casting="unsafe")
         torch.addcmul(self.smallest, r, r, value=self.below_one, out=r)
         _log2(radius, r)
