@@ -230,29 +230,57 @@ def own_rows(node: Any, place: Place, arriving: dict[int, Tensor], batch: int) -
     child, number = node.next_functions[i]
     shape, grad = torch.Size(child._input_metadata[number].shape), arriving[0]
     extra = grad.dim() - len(shape)
-    if extra < 0 or (extra == 0 and shape[0] != 1):
+    if node.name() not in SPREADING or extra < 0 or (extra == 0 and shape[0] != 1):
         return None
-    local = _local(node, i, grad)
+    local = SPREADING[node.name()](node, i, grad)
     if local is None:
         return None
     kept = (batch, *[1] * (extra - 1), *(shape if extra else shape[1:]))
-    summed = [j for j in range(1, grad.dim()) if kept[j] == 1 and grad.shape[j] > 1]
+    summed = [j for j in range(1, local.dim()) if kept[j] == 1 and local.shape[j] > 1]
     wide = torch.float64 if local.dtype == torch.float64 else torch.float32
     each = local.sum(summed, keepdim=True, dtype=wide) if summed else local
     return GradientEdge(child, number), each.reshape(batch, *shape)
 
 
-def _local(node: Any, i: int, grad: Tensor) -> Tensor | None:
-    """The gradient at input `i` of an elementwise operation, before it is summed over what the input was spread over."""
-    kind = node.name()
-    if kind == "ExpandBackward0":
-        return grad
-    if kind == "AddBackward0":
-        return grad if i == 0 or node._saved_alpha == 1 else grad * node._saved_alpha
-    if kind == "MulBackward0":
-        name = "other" if i == 0 else "self"
-        # A tensor saved under a hook (activation checkpointing) may be unpacked only once, by the node itself.
-        if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", True) is None:
-            factor: Tensor = getattr(node, f"_saved_{name}")
-            return grad * factor
-    return None
+def _added(node: Any, i: int, grad: Tensor) -> Tensor:
+    return grad if i == 0 or node._saved_alpha == 1 else grad * node._saved_alpha
+
+
+def _multiplied(node: Any, i: int, grad: Tensor) -> Tensor | None:
+    saved = _read(node, "other" if i == 0 else "self")
+    return None if saved is None else grad * saved[0]
+
+
+def _layer_norm(node: Any, i: int, grad: Tensor) -> Tensor | None:
+    """Input 1 is the scale, input 2 the shift."""
+    saved = _read(node, "input", "result1", "result2") if i == 1 else None
+    if saved is None:
+        return grad if i == 2 else None
+    x, mean, rstd = saved
+    return grad * ((x - mean) * rstd)
+
+
+def _group_norm(node: Any, i: int, grad: Tensor) -> Tensor | None:
+    """As for LayerNorm, but with the channels brought to the end."""
+    saved = _read(node, "input", "result1", "result2") if i == 1 else None
+    if saved is not None:
+        x, mean, rstd = (t.reshape(len(grad), node._saved_group, -1) for t in saved)
+        grad = grad * ((x - mean) * rstd).view_as(grad)
+    return grad.movedim(1, -1) if i == 2 or saved is not None else None
+
+
+def _read(node: Any, *names: str) -> tuple[Tensor, ...] | None:
+    """Tensors that `node` saved; None if a hook guards them: under activation checkpointing only the node itself may unpack them."""
+    if any(getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", True) is not None for name in names):
+        return None
+    return tuple(getattr(node, f"_saved_{name}") for name in names)
+
+
+SPREADING: dict[str, Callable[[Any, int, Tensor], Tensor | None]] = {
+    "ExpandBackward0": lambda node, i, grad: grad,
+    "AddBackward0": _added,
+    "MulBackward0": _multiplied,
+    "NativeLayerNormBackward0": _layer_norm,
+    "NativeGroupNormBackward0": _group_norm,
+}
+"""Operations that spread one value over the batch, to the gradient at an input before it is summed to the input's shape."""

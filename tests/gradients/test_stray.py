@@ -1,0 +1,202 @@
+"""Uses of parameters that no layer row explains: position tables, scales, class tokens. Exact, separate, and measured once."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dpfy.gradients.bookkeeping import BookkeepingEngine
+from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.contribution import Direct, Rows
+from dpfy.gradients.engine import Grads
+from dpfy.gradients.loop import LoopEngine
+
+T, C, V = 5, 4, 11
+
+
+class Base(nn.Module):
+    """Token embedding, something strange, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.head = nn.Embedding(V, C), nn.Linear(C, V)
+
+    def strange(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.strange(self.token(index))))
+
+
+class Positions(Base):
+    """A table of positions, looked up once for the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Embedding(T + 2, C)
+
+    def strange(self, x: Tensor) -> Tensor:
+        return x + self.position(torch.arange(T)[None])
+
+
+class RepeatedPositions(Positions):
+    """The same row of the table at several positions, without a first dimension, taken away instead of added, and scaled."""
+
+    def strange(self, x: Tensor) -> Tensor:
+        return torch.add(x, self.position(torch.arange(T) // 2), alpha=-0.7)
+
+
+class Scale(Base):
+    """A bare scale, as in RMSNorm of most language models, and a bare shift with a first dimension of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.rand(C) + 0.5), nn.Parameter(torch.randn(1, T, 1))
+
+    def strange(self, x: Tensor) -> Tensor:
+        return self.shift + self.scale * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3))
+
+
+class ClassToken(Base):
+    """A token that every example starts with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(1, 1, C))
+
+    def strange(self, x: Tensor) -> Tensor:
+        return torch.cat([self.start.expand(len(x), -1, -1), x[:, 1:]], 1)
+
+
+class FarBelow(Base):
+    """Other operations between the parameter and the place where it meets the batch, and two uses of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(C, T))
+
+    def strange(self, x: Tensor) -> Tensor:
+        return x * self.table.t().sigmoid()[None] + self.table.mean()
+
+
+class Both(Base):
+    """The parameter reaches one addition by both of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(C))
+
+    def strange(self, x: Tensor) -> Tensor:
+        return (x * self.shift) + self.shift
+
+
+class Norms(Base):
+    """Normalisation by functions, as layers do that change the type or the order of dimensions first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.rand(C) + 0.5), nn.Parameter(torch.randn(C))
+        self.group_scale, self.group_shift = nn.Parameter(torch.rand(C) + 0.5), nn.Parameter(torch.randn(C))
+
+    def strange(self, x: Tensor) -> Tensor:
+        x = F.layer_norm(x, (C,), self.scale, self.shift)
+        return F.group_norm(x.mT, 2, self.group_scale, self.group_shift).mT
+
+
+class Checkpointed(Scale):
+    """Saved tensors may be unpacked only once."""
+
+    def strange(self, x: Tensor) -> Tensor:
+        return checkpoint(super().strange, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+KINDS: list[type[Base]] = [Positions, RepeatedPositions, Scale, ClassToken, FarBelow, Both, Norms, Checkpointed]
+
+
+def losses_of(model: nn.Module, index: Tensor) -> Tensor:
+    target = index.roll(-1, 1)
+    return F.cross_entropy(model(index).mT, target, reduction="none").mean(1)
+
+
+def distance(a: Grads, b: Grads) -> float:
+    assert list(a) == list(b)
+    gap = math.sqrt(sum(float((a[k] - b[k]).square().sum()) for k in a))
+    return gap / math.sqrt(sum(float(b[k].square().sum()) for k in b))
+
+
+def pair(kind: Callable[[], nn.Module]) -> tuple[nn.Module, BookkeepingEngine, nn.Module, LoopEngine]:
+    torch.manual_seed(0)
+    model = kind().double()
+    oracle = copy.deepcopy(model)
+    fast, loop = BookkeepingEngine(), LoopEngine()
+    fast.attach(model)
+    loop.attach(oracle)
+    return model, fast, oracle, loop
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [2, T, 7])
+def test_equals_the_loop(kind: type[Base], batch: int) -> None:
+    model, fast, oracle, loop = pair(kind)
+    for clip in (FlatClip(0.05), FlatClip(math.inf)):
+        index = torch.randint(0, V, (batch, T))
+        expected = loop.bounded_sum(losses_of(oracle, index), clip).value
+        for _ in range(2):
+            assert distance(fast.bounded_sum(losses_of(model, index), clip).value, expected) < 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_place_of_the_examples_is_measured_once(kind: type[Base], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, fast, _, _ = pair(kind)
+    fast.bounded_sum(losses_of(model, torch.randint(0, V, (6, T))), FlatClip(1.0))
+    monkeypatch.setattr(fast, "_measure", lambda *given: pytest.fail("measured again"))
+    for batch in (6, 3, 9):
+        fast.bounded_sum(losses_of(model, torch.randint(0, V, (batch, T))), FlatClip(1.0))
+
+
+@pytest.mark.parametrize("kind", [Positions, RepeatedPositions, Scale, Norms])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_example_that_is_not_finite_adds_zero_and_spoils_nobody(kind: type[Base], bad: float) -> None:
+    """The gradient is not finite though the loss is: only its own example may be blamed for that."""
+
+    class Spoilt(kind):  # type: ignore[misc, valid-type]
+        def strange(self, x: Tensor) -> Tensor:
+            out: Tensor = super().strange(x)
+            out.register_hook(lambda g: torch.where(torch.arange(len(g))[:, None, None] == 2, bad, g))
+            return out
+
+    model, fast, oracle, loop = pair(Spoilt)
+    index = torch.randint(0, V, (6, T))
+    clean = index[torch.arange(6) != 2]
+    oracle.__class__ = kind
+    expected = loop.bounded_sum(losses_of(oracle, clean), FlatClip(0.05)).value
+    for _ in range(2):
+        assert distance(fast.bounded_sum(losses_of(model, index), FlatClip(0.05)).value, expected) < 1e-9
+
+
+def test_the_examples_of_a_position_table_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept as rows to add: no table per example."""
+    model, fast, _, _ = pair(Positions)
+    seen = {}
+    inner = fast._isolate
+
+    def look(losses: Tensor, parts: dict[str, list[object]], sound: bool) -> None:
+        seen.update(parts)
+        inner(losses, parts, sound)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fast, "_isolate", look)
+    fast.bounded_sum(losses_of(model, torch.randint(0, V, (6, T))), FlatClip(1.0))
+    assert [type(part) for part in seen["position.weight"]] == [Rows]
+    model, fast, _, _ = pair(Scale)
+    monkeypatch.setattr(fast, "_isolate", look)
+    inner = BookkeepingEngine._isolate.__get__(fast)
+    fast.bounded_sum(losses_of(model, torch.randint(0, V, (6, T))), FlatClip(1.0))
+    assert [type(part) for part in seen["scale"]] == [Direct]
+    assert not fast._suspects
