@@ -141,7 +141,9 @@ def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[to
     plain = 3.0 * positions * matrix.numel() if matrix.dim() > 1 else 6.0 * positions * matrix.numel()
     route, extra, memory = "frozen: no work", 0.0, 0
     if wanted and row_for(module) is None:
-        route, extra = "taken apart where examples are separate", 2.0 * batch * positions * matrix.numel()
+        # Scales and shifts are rows of a gradient; anything larger may need a pass per example.
+        each = 2.0 * positions * matrix.numel()
+        route, extra = "taken apart where examples are separate", each * (1 if matrix.dim() == 1 else batch)
     elif wanted:
         route, extra, memory = _route(module, matrix, positions, batch)
     return LayerView(path, type(module).__name__, count, wanted, positions, route, plain, extra, memory)
@@ -149,7 +151,8 @@ def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[to
 
 def _positions(module: nn.Module, shape: torch.Size, batch: int) -> int:
     """Positions of one example at which the layer's weights are used."""
-    each = shape.numel() // max(batch, 1)
+    # An output without a batch (positions looked up once for all examples) is one example's.
+    each = shape.numel() // (1 if shape[0] == 1 else max(batch, 1))
     if isinstance(module, nn.modules.conv._ConvNd):
         return max(1, each // module.out_channels)
     return max(1, each // shape[-1]) if len(shape) > 1 else 1
