@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from dpfy.data.records import Records, as_records
 from dpfy.plan.recipe import Plan
 from dpfy.training import metrics
 from dpfy.training.loop import PrivateTraining
+from dpfy.training.progress import marks
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-MARKS = 20
 EVALUATION_BATCH = 1000
 MOST_CLASSES = 50
 """A table of confused classes is kept up to this size."""
@@ -80,13 +79,12 @@ def fit(
     """
     chosen = LOSSES[check.one_of("loss", loss, LOSSES)] if isinstance(loss, str) else loss
     held_out = None if test is None else as_records(test)
-    runtime = runtime or Runtime()
     started = time.monotonic()
     training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update)
-    with training, _progress(training, runtime.progress) as show:
+    with training:
         model.train()
         noted = metrics.last_step(training.folder.path)
-        for features, targets in _noting(training, noted, chosen, held_out, show):
+        for features, targets in _noting(training, noted, chosen, held_out):
             training.step(chosen(model(features), targets))
         utility = evaluate(training, chosen, held_out)
         guarantee = training.guarantee()
@@ -100,18 +98,15 @@ def fit(
     return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
 
 
-def _noting(
-    training: PrivateTraining, noted: int, loss: Loss, test: Records | None, show: Callable[[int], None]
-) -> Iterator[tuple[Tensor, ...]]:
-    """The batches; between steps, the bar moves and the marked steps leave a row in metrics.jsonl, also where a crash lost it."""
-    marks = _marks(training.plan.recipe.steps)
+def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | None) -> Iterator[tuple[Tensor, ...]]:
+    """The batches; between steps, the marked ones leave a row in metrics.jsonl, also where a crash lost it."""
+    marked = marks(training.plan.recipe.steps)
 
     def note() -> None:
         nonlocal noted
         done = training.steps_done
         if done > noted:
-            show(done)
-            if done in marks:
+            if done in marked:
                 training.record(epsilon=training.plan.epsilon_after(done), **evaluate(training, loss, test))
             noted = done
 
@@ -166,36 +161,3 @@ def confusion(training: PrivateTraining, test: Records | None) -> list[list[int]
     finally:
         model.train(mode)
     return None if counts is None else counts.tolist()
-
-
-def _marks(steps: int) -> set[int]:
-    return {round(steps * k / MARKS) for k in range(1, MARKS + 1)}
-
-
-@contextmanager
-def _progress(training: PrivateTraining, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error with the epsilon of the steps made so far; silent when not wanted."""
-    if not wanted:
-        yield lambda step: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    plan = training.plan
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[spent]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("training", total=plan.recipe.steps, completed=training.steps_done, spent="")
-        marks = _marks(plan.recipe.steps)
-
-        def show(step: int) -> None:
-            bar.update(task, completed=step)
-            if step in marks:
-                bar.update(task, spent=f"epsilon {plan.epsilon_after(step):.3f}")
-
-        yield show
