@@ -60,8 +60,8 @@ class Codec:
 
 
 def number(value: float | None) -> float | str | None:
-    """A float for JSON, which has no infinity."""
-    return "infinity" if value is not None and math.isinf(value) else value
+    """A float for JSON, which has no infinity. What is not a number (the loss of a model that diverged) counts as infinite."""
+    return "infinity" if value is not None and not math.isfinite(value) else value
 
 
 def canonical(data: Any) -> str:

@@ -54,7 +54,7 @@ def build(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:
     files = {name: sha256_of(folder / name) for name in COVERED_FILES if (folder / name).is_file()}
     facts: dict[str, Any] = {
         "steps_done": run.steps_done,
-        "utility": run.utility or absent(NO_TEST),
+        "utility": {k: number(v) for k, v in run.utility.items()} or absent(NO_TEST),
         "confusion": run.confusion or absent(NO_TEST if not run.utility else "the test data has no classes to confuse"),
         "gradient_norms": absent(NO_NORMS),
         "audit": absent(NO_AUDIT),
