@@ -156,7 +156,7 @@ def fashion_cells(options: Options) -> list[Cell]:
     found = [Cell("fashion-plain", plain, functools.partial(run_plain, plain, options))]
     for seed, epsilon, (name, variant) in itertools.product(future.SEEDS, future.EPSILONS, future.VARIANTS.items()):
         settings = sgd_settings("lenet", 256, 0.05, 1.0, seed) | {"data": future.DATA, "epsilon": epsilon, "delta": DELTA}
-        settings |= {"quantile": variant.quantile, "noise": list(variant.noise)}
+        settings |= {"quantile": variant.quantile, "noise": list(variant.noise)} | ({"follow": True} if variant.follow else {})
         found.append(
             Cell(f"fashion-{name}-{epsilon:g}-{seed}", settings, functools.partial(run_fashion, settings, variant, options))
         )
@@ -209,7 +209,8 @@ def run_fashion(s: Mapping[str, Any], variant: future.Variant, options: Options)
     model = MODELS[s["model"]]()
     optimizer = torch.optim.SGD(model.parameters(), lr=s["learning_rate"], momentum=s["momentum"])
     plan = variant.recipe(sgd_recipe(s["batch"])).calibrate(s["epsilon"], s["delta"])
-    return trials.private(model, optimizer, (part, test), plan, seed=s["seed"], device=options.device)
+    run = trials.following if variant.follow else trials.private
+    return run(model, optimizer, (part, test), plan, seed=s["seed"], device=options.device)
 
 
 def run_ftrl(s: Mapping[str, Any], options: Options) -> dict[str, Any]:

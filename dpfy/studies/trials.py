@@ -17,6 +17,8 @@ from dpfy.core.codec import number
 from dpfy.data.records import Records
 
 EVALUATION = 2000
+MARKS = 20
+"""Places in a run where the course is noted."""
 
 
 def private(
@@ -38,11 +40,51 @@ def private(
             model, train, plan=plan, optimizer=optimizer, run=run, test=test, runtime=dpfy.Runtime(device=device), update=update
         )
         rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+    return measured(model, test, device) | _told(plan, rows, result.epsilon, result.seconds)
+
+
+def following(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: tuple[Records, Records],
+    plan: dpfy.Plan,
+    *,
+    seed: int,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """The same with an adaptive clip norm and a learning rate that falls as the norm rises: their product stays what it was.
+
+    The norm of each step was released by the steps before it, so a rate that follows it costs nothing.
+    """
+    train, test = data
+    torch.manual_seed(seed)
+    start, rows = time.monotonic(), []
+    first = plan.recipe.clip.norm  # type: ignore[attr-defined]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    runtime = dpfy.Runtime(device=device)
+    every = max(1, plan.recipe.steps // MARKS)
+    with tempfile.TemporaryDirectory() as folder:
+        run = dpfy.Run(Path(folder) / "run", seed=seed)
+        with dpfy.PrivateTraining(model, optimizer, train, plan, run, runtime=runtime) as training:
+            held_out = test.to(training.device)
+            model.train()
+            for x, y in training.batches():
+                norm = training.clip.norm  # type: ignore[attr-defined]
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * first / norm
+                training.step(functional.cross_entropy(model(x), y, reduction="none"))
+                if (done := training.steps_done) % every == 0:
+                    scores = {"step": done, "epsilon": plan.epsilon_after(done), "clip_norm": norm, **_scores(model, held_out)}
+                    rows.append({k: number(v) for k, v in scores.items()})
+            epsilon = training.guarantee().epsilon(plan.delta)
+    return measured(model, test, device) | _told(plan, rows, epsilon, time.monotonic() - start)
+
+
+def _told(plan: dpfy.Plan, rows: list[dict[str, Any]], epsilon: float, seconds: float) -> dict[str, Any]:
     recipe = plan.recipe
     return {
-        **measured(model, test, device),
         "curve": [{k: number(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows],
-        "epsilon": number(result.epsilon),
+        "epsilon": number(epsilon),
         "delta": plan.delta,
         "accountant": plan.accountant,
         "adjacency": recipe.adjacency.value,
@@ -50,7 +92,7 @@ def private(
         "noise_multiplier": plan.noise_multiplier,
         "noise_on_sum": plan.stddev,
         "steps": recipe.steps,
-        "training_seconds": round(result.seconds, 2),
+        "training_seconds": round(seconds, 2),
     }
 
 
