@@ -5,8 +5,9 @@
     python benchmarks/step.py --cases gpt-16 --profile
 
 Implementations are interleaved round by round in one process; a ratio is formed inside each round and the median is reported with
-its spread. Before anything is timed, the private update without noise is compared with the reference loop or the plain gradient.
-Peers (opacus) are measured when they are installed. Writes step.md and step.json into --out.
+its spread. Before anything is timed, the private update without noise is compared with the plain gradient. The private step is the
+training loop's: engine, noise stream, gradients handed to the optimizer. Peers: vmap(grad) of torch, and opacus when it is installed.
+On a CPU the peak of memory is that of a process of its own. Writes step.md and step.json into --out.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import argparse
 import gc
 import json
 import math
+import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,15 +29,22 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from cases import CPU, GPU, Batch, Case
+from cases import CPU, GPU, Batch, Case, classes, images, perceptron
 from torch import Tensor, nn
 
+from dpfy.core.events import Gaussian
+from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
-from dpfy.noise.gaussian import draw
+from dpfy.noise.strategy import Identity
+from dpfy.noise.stream import NoiseStream
+from dpfy.training.update import hand_over
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
+SLOW = 8
+"""Implementations that take this many times the plain step are timed in three rounds, one step each."""
+
 Step = Callable[[Tensor, Tensor], None]
 
 
@@ -51,29 +61,19 @@ def plain(model: nn.Module, case: Case) -> Step:
 
 
 def private(model: nn.Module, case: Case, noise: float = NOISE) -> Step:
-    """Forward, bounded sum, noise by address, division by the batch size, SGD."""
+    """What the training loop does: forward, bounded sum, noise by address, division by the batch size, SGD."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    engine, randomness, count = BookkeepingEngine(), Randomness.for_tests(0), [0]
+    engine, permit, count = BookkeepingEngine(), Permit("benchmark", Gaussian(NOISE), 10**9, "none"), iter(range(10**9))
+    stream = NoiseStream(Identity(), noise, Randomness.for_tests(0), divisor=len(case.batch()[1]), in_place=True)
     engine.attach(model)
-    named = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
 
     def step(x: Tensor, y: Tensor) -> None:
         total = engine.bounded_sum(case.losses(model(x), y), FlatClip(CLIP))
-        names, sums = list(total.value), list(total.value.values())
-        with torch.no_grad():
-            if noise:
-                unit = list(draw(total.value, randomness, "bench", count[0]).values())
-                if unit[0].dtype != sums[0].dtype and unit[0]._base is not None:
-                    # the parts are views of one sequence: one conversion for all of them
-                    flat = unit[0]._base.to(sums[0].dtype).split([s.numel() for s in sums])
-                    unit = [part.view(s.shape) for part, s in zip(flat, sums, strict=True)]
-                torch._foreach_add_(sums, unit, alpha=noise * total.bound.l2)
-            torch._foreach_mul_(sums, 1.0 / len(y))
-            for name, value in zip(names, sums, strict=True):
-                named[name].grad = value
-            optimizer.step()
+        released, _ = stream.release(total, next(count), {}, permit)
+        hand_over(released, parameters)
+        optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        count[0] += 1
 
     return step
 
@@ -121,12 +121,36 @@ def opacus_step(ghost: bool) -> Callable[[nn.Module, Case], Step]:
     return make
 
 
+def vmap_step(model: nn.Module, case: Case) -> Step:
+    """The peer that needs no package: a gradient for each example by torch.func, all of them in memory."""
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return case.losses(torch.func.functional_call(model, values, (x[None],)), y[None]).sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        grads = each({name: p.detach() for name, p in parameters.items()}, x, y)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
+        scale = (CLIP / (norms + 1e-6)).clamp(max=1.0)
+        for name, p in parameters.items():
+            total = torch.tensordot(scale.to(p.dtype), grads[name], dims=1)
+            p.grad = total.add_(torch.randn_like(total), alpha=NOISE * CLIP).div_(len(y))
+        optimizer.step()
+
+    return step
+
+
 STEPS: dict[str, Callable[[nn.Module, Case], Step]] = {
     "plain": plain,
     "dpfy": private,
     "dpfy without noise": silent,
     "opacus hooks": opacus_step(ghost=False),
     "opacus ghost": opacus_step(ghost=True),
+    "vmap": vmap_step,
 }
 
 
@@ -171,17 +195,31 @@ def disagreement(case: Case, device: str, dtype: torch.dtype) -> float:
     return gap / math.sqrt(sum(float(b.square().sum()) for b in expected))
 
 
-def peak(step: Step, batch: Batch, device: str) -> float:
-    """MiB at the highest point of one step: on a GPU all tensors, on a CPU the growth over the idle process."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        step(*batch)
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() / 2**20
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+def peak(step: Step, batch: Batch) -> float:
+    """MiB of all tensors on the GPU at the highest point of one step."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
     step(*batch)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**20
+
+
+def peak_apart(name: str, kind: str, dtype: str) -> float | None:
+    """MiB that a process of its own grows by at most, from before the model was made, in four steps. None if it failed."""
+    command = [sys.executable, __file__, "--cases", name, "--steps", kind, "--dtypes", dtype, "--peak"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+    return float(done.stdout.split()[-1]) if done.returncode == 0 else None
+
+
+def peak_here(case: Case, kind: str, dtype: torch.dtype) -> float:
+    """What `peak_apart` asks of its process. A tiny model first, so that libraries are loaded before the count begins."""
+    tiny = Case(lambda: perceptron(4, 4), images(4, 4, kinds=4), classes)
+    _warm(tiny, kind, "cpu", dtype)
+    before = _status("VmRSS")
+    model, batch = fresh(case, "cpu", dtype)
+    step = STEPS[kind](model, case)
+    for _ in range(4):
+        step(*batch)
     return (_status("VmHWM") - before) / 1024
 
 
@@ -193,15 +231,12 @@ def _status(field: str) -> int:
 def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All implementations of one case, interleaved."""
     clock, steps, rows = Clock(device), {}, {}
-    for kind in options.steps:
-        base = {"case": name, "dtype": str(dtype).removeprefix("torch."), "step": kind}
+    text = str(dtype).removeprefix("torch.")
+    for kind in dict.fromkeys(["plain", *options.steps]):
+        base = {"case": name, "dtype": text, "step": kind, "seconds": []}
         try:
-            model, batch = fresh(case, device, dtype)
-            step = STEPS[kind](model, case)
-            for _ in range(3):
-                step(*batch)
-            steps[kind] = (step, batch)
-            rows[kind] = base | {"peak_mib": peak(step, batch, device), "seconds": []}
+            steps[kind] = _warm(case, kind, device, dtype)
+            rows[kind] = base | {"peak_mib": peak(*steps[kind]) if device == "cuda" else None}
         except ImportError:
             continue
         except Exception as error:
@@ -209,31 +244,44 @@ def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: arg
         if device == "cuda":
             # Only one implementation at a time may hold memory while peaks are read.
             steps.pop(kind, None)
-            model = batch = step = None  # type: ignore[assignment]
             gc.collect()
             torch.cuda.empty_cache()
-    for kind, row in rows.items():
-        if device == "cuda" and "error" not in row:
-            model, batch = fresh(case, device, dtype)
-            steps[kind] = (STEPS[kind](model, case), batch)
-            for _ in range(3):
-                steps[kind][0](*batch)
-    for _ in range(options.rounds):
+    if device == "cuda":
+        steps = {kind: _warm(case, kind, device, dtype) for kind, row in rows.items() if "error" not in row}
+    first = {kind: clock.time(step, batch) for kind, (step, batch) in steps.items()}
+    for turn in range(options.rounds):
         for kind, (step, batch) in steps.items():
-            rows[kind]["seconds"].append(min(clock.time(step, batch) for _ in range(options.burst)))
+            slow = first[kind] > SLOW * first["plain"]
+            if turn < 3 or not slow:
+                rows[kind]["seconds"].append(min(clock.time(step, batch) for _ in range(1 if slow else options.burst)))
+    steps.clear()
+    if device == "cpu" and not options.no_memory:
+        for kind, row in rows.items():
+            row["peak_mib"] = peak_apart(name, kind, text)
     return [_summary(row, rows["plain"]) for row in rows.values()]
 
 
+def _warm(case: Case, kind: str, device: str, dtype: torch.dtype) -> tuple[Step, Batch]:
+    """An implementation that has made three steps."""
+    model, batch = fresh(case, device, dtype)
+    step = STEPS[kind](model, case)
+    for _ in range(3):
+        step(*batch)
+    return step, batch
+
+
 def _summary(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    seconds = row.pop("seconds")
     if "error" in row:
         return row
-    ratios = sorted(a / b for a, b in zip(row.pop("seconds_kept", row["seconds"]), base["seconds"], strict=True))
-    return {k: v for k, v in row.items() if k != "seconds"} | {
-        "milliseconds": 1e3 * statistics.median(row["seconds"]),
+    ratios = sorted(a / b for a, b in zip(seconds, base.setdefault("kept", seconds), strict=False))
+    known = row["peak_mib"] is not None and base["peak_mib"]
+    return {k: v for k, v in row.items() if k != "kept"} | {
+        "milliseconds": 1e3 * statistics.median(seconds),
         "ratio": statistics.median(ratios),
         "ratio_low": ratios[0],
         "ratio_high": ratios[-1],
-        "memory_ratio": row["peak_mib"] / max(base["peak_mib"], 1e-9),
+        "memory_ratio": row["peak_mib"] / base["peak_mib"] if known else None,
     }
 
 
@@ -261,7 +309,8 @@ def table(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
             lines.append(f"{start}{r['error']} | | |")
             continue
         spread = f"{r['ratio']:.2f} ({r['ratio_low']:.2f}-{r['ratio_high']:.2f})"
-        lines.append(f"{start}{r['milliseconds']:.2f} | {spread} | {r['peak_mib']:.0f} ({r['memory_ratio']:.2f}) |")
+        memory = f"{r['peak_mib']:.0f} ({r['memory_ratio']:.2f})" if r["memory_ratio"] is not None else ""
+        lines.append(f"{start}{r['milliseconds']:.2f} | {spread} | {memory} |")
     return "\n".join(lines) + "\n"
 
 
@@ -292,6 +341,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--burst", type=int, default=3, help="steps in a row in each round; the fastest counts")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--no-memory", action="store_true", help="leave the peak of memory out (CPU)")
+    parser.add_argument("--peak", action="store_true", help="print the peak of memory of one case and step, and nothing else")
     parser.add_argument("--out", type=Path, default=None)
     return parser.parse_args()
 
@@ -304,6 +355,9 @@ def main() -> int:
     known = GPU if options.device == "cuda" else CPU
     names = options.cases.split(",") if options.cases else list(known)
     dtypes = options.dtypes.split(",") if options.dtypes else ["float32"] + (["bfloat16"] if options.device == "cuda" else [])
+    if options.peak:
+        print(peak_here(known[names[0]], options.steps[0], getattr(torch, dtypes[0])))
+        return 0
     rows: list[dict[str, Any]] = []
     for text in dtypes:
         dtype = getattr(torch, text)

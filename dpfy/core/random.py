@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 
+ZEROS = bytes(1 << 19)
+"""What is encrypted to show a keystream. Held, because fresh memory costs more than the cipher."""
+
 
 @dataclass(frozen=True)
 class Randomness:
@@ -62,13 +65,12 @@ class Randomness:
         except ImportError:
             raise Unsupported("noise on a CPU without the cryptography package", "install it: pip install cryptography") from None
         cipher = Cipher(algorithms.AES(self.key(stream, step, 32)), modes.CTR(bytes(16))).encryptor()
-        zeros = memoryview(b"")
+        zeros = memoryview(ZEROS)
 
         def fill(buffer: memoryview) -> None:
-            nonlocal zeros
-            if len(zeros) < len(buffer):
-                zeros = memoryview(bytes(len(buffer)))
-            cipher.update_into(zeros[: len(buffer)], buffer)
+            for start in range(0, len(buffer), len(zeros)):
+                part = buffer[start : start + len(zeros)]
+                cipher.update_into(zeros[: len(part)], part)
 
         return fill
 

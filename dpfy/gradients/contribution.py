@@ -25,8 +25,15 @@ GPU_CHUNK_ELEMENTS = 2**26
 PASS_COST = 48
 """What writing and reading a kept gradient element costs, in multiply-adds of a matrix product (measured on a CPU)."""
 
+CACHE_ELEMENTS = 2**18
+"""On a CPU, passes over large tensors are cut into parts of this size where their temporary tensors then stay in the cache."""
+
 KEEP_ELEMENTS = 2**23
 """On a CPU, per-example gradients of one parameter up to this size are kept: their weighted sum is then one pass over memory."""
+
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers by size in bytes, to compare floating-point numbers to the bit."""
 
 
 class Contribution(Protocol):
@@ -74,10 +81,14 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     return a.float() @ b.float()
 
 
+def norm_dtype(t: Tensor) -> torch.dtype:
+    """In what squares and sums of `t` are accumulated."""
+    return torch.float64 if t.dtype == torch.float64 else torch.float32
+
+
 def row_squares(t: Tensor) -> Tensor:
     """[batch, ...] to [batch] sums of squares, accumulated in float32 or wider."""
-    dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
-    return torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=dtype).square()
+    return torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=norm_dtype(t)).square()
 
 
 def scaled(t: Tensor, weights: Tensor) -> Tensor:
@@ -276,20 +287,23 @@ class Rows:
     def measured(self) -> tuple[Tensor, Contribution]:
         if kernels.usable(self.grads):
             return kernels.gram_norm(self.grads, self.index), self
-        parts = []
-        for rows in row_chunks(self.index.shape[0], 2 * self.index.shape[1] ** 2):
-            same = self.index[rows, :, None] == self.index[rows, None, :]
-            g = self.grads[rows]
-            if g.stride(1) == 0:
-                # every position has the same gradient (mean or sum of embeddings): only the coincidences count
-                parts.append(row_squares(g[:, :1]) * same.sum((1, 2)))
-            else:
-                parts.append((wide(g @ g.mT) * same).sum((1, 2)))
-        return torch.cat(parts)[None], self
+        chunks = row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS)
+        if same_at_all_positions(self.grads):
+            # a mean or sum of embeddings: only the coincidences count, and one position need be kept
+            once = self.grads[:, :1]
+            squares = row_squares(once) * coincidences(self.index).to(norm_dtype(once))
+            return squares[None], replace(self, grads=once.expand_as(self.grads))
+        return torch.cat([distinct_squares(self.index[rows], self.grads[rows]) for rows in chunks])[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        parts = wide(scaled(self.grads, weights).flatten(0, 1))
-        return parts.new_zeros(self.count, parts.shape[-1]).index_add_(0, self.index.flatten(), parts)
+        if self.grads.is_cuda:
+            parts = wide(scaled(self.grads, weights).flatten(0, 1))
+            return parts.new_zeros(self.count, parts.shape[-1]).index_add_(0, self.index.flatten(), parts)
+        total = self.grads.new_zeros(self.count, self.grads.shape[-1], dtype=norm_dtype(self.grads))
+        for rows in row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS):
+            parts = wide(scaled(self.grads[rows], weights[rows]).flatten(0, 1))
+            total.index_add_(0, self.index[rows].flatten(), parts)
+        return total
 
     def per_example(self, rows: slice) -> Tensor:
         index, grads = self.index[rows], self.grads[rows]
@@ -300,3 +314,40 @@ class Rows:
 
     def cleaned(self, keep: Tensor) -> Rows:
         return replace(self, grads=kept(self.grads, keep))
+
+
+def same_at_all_positions(grads: Tensor) -> bool:
+    """Whether every position of an example has the same gradient, to the bit. NumPy compares many times faster than torch does."""
+    if grads.stride(1) == 0 or grads.shape[1] == 1:
+        return True
+    flat, columns = grads.flatten(1).view(BITS[grads.dtype.itemsize]), grads.shape[2]
+    here, before = flat[:, columns:].numpy(), flat[:, :-columns].numpy()
+    return bool((here[0] == before[0]).all() and (here == before).all())
+
+
+def runs(index: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row of `index` in ascending order: whether an entry differs from the one before it, and where it was."""
+    ordered, order = index.sort(1)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])
+    return first, order
+
+
+def coincidences(index: Tensor) -> Tensor:
+    """For each row the number of pairs (t, s) with equal entries: the sum of the squared frequencies."""
+    first, _ = runs(index)
+    place = torch.arange(index.shape[1])
+    begin = torch.where(first, place, 0).cummax(1).values
+    return (2 * (place - begin) + 1).sum(1)
+
+
+def distinct_squares(index: Tensor, grads: Tensor) -> Tensor:
+    """[batch] squared norms of the gradients of a table: positions with the same row are added before they are squared."""
+    first, order = runs(index)
+    many, positions = index.shape
+    where = (order + torch.arange(0, many * positions, positions)[:, None]).flatten()
+    starts = first.flatten().nonzero().flatten()
+    sums = torch.nn.functional.embedding_bag(where, wide(grads.flatten(0, 1)), starts, mode="sum")
+    squares = torch.zeros(first.numel(), dtype=sums.dtype)
+    squares[starts] = row_squares(sums)
+    return squares.view(index.shape).sum(1)

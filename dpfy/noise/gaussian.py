@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,23 +56,27 @@ def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in like.values()) else torch.float32
 
 
-def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, stream: str, step: int) -> None:
-    """Add `scale` times ``draw(sums, randomness, stream, step)`` to `sums`, in place, to the bit as if drawn first.
+def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, stream: str, step: int, divisor: float = 1.0) -> None:
+    """Add `scale` times ``draw(sums, randomness, stream, step)`` to `sums` and divide them by `divisor`, in place.
 
-    All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made.
+    All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made, and each part of
+    them is read and written once; there the ratio of noise to sum is rounded up.
     """
     if any(t.device.type != "cpu" for t in sums.values()):
-        if not _add_by_counter(list(sums.values()), scale, randomness.key(stream, step, 16)):
-            torch._foreach_add_(list(sums.values()), list(draw(sums, randomness, stream, step).values()), alpha=scale)
+        many = list(sums.values())
+        if _add_by_counter(many, scale, randomness.key(stream, step, 16)):
+            divide_(many, divisor)
+        else:
+            add_and_divide_(many, list(draw(sums, randomness, stream, step).values()), scale, divisor)
         return
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
     target, done = 0, 0
-    for _, values in _pairs(sum(map(len, rows)), dtype_of(sums), randomness.keystream(stream, step)):
+    for _, values in _pairs(sum(map(len, rows)), dtype_of(sums), randomness.keystream(stream, step), scale / divisor):
         used = 0
         while used < len(values):
             room = min(len(rows[target]) - done, len(values) - used)
-            part = values if room == len(values) else values[used : used + room]
-            add_and_divide_([rows[target][done : done + room]], [part], scale, divisor)
+            part, onto = values if room == len(values) else values[used : used + room], rows[target][done : done + room]
+            torch.add(part, onto, alpha=1 / divisor, out=onto)
             used, done = used + room, done + room
             if done == len(rows[target]):
                 target, done = target + 1, 0
@@ -93,40 +98,60 @@ def _add_by_counter(sums: Sequence[Tensor], scale: float, secret: bytes) -> bool
 def add_and_divide_(sums: list[Tensor], noise: list[Tensor], scale: float, divisor: float) -> None:
     """(sum + scale noise) / divisor, in place."""
     torch._foreach_add_(sums, noise, alpha=scale)
+    divide_(sums, divisor)
+
+
+def divide_(sums: list[Tensor], divisor: float) -> None:
+    """In place."""
     if divisor != 1:
         torch._foreach_div_(sums, divisor)
 
 
-def _pairs(count: int, dtype: torch.dtype, fill: Callable[[memoryview], None]) -> Iterator[tuple[int, Tensor]]:
+def _pairs(
+    count: int, dtype: torch.dtype, fill: Callable[[memoryview], None], scale: float | None = None
+) -> Iterator[tuple[int, Tensor]]:
     """`count` values from a keystream as (start, values), a chunk at a time, in memory that the next chunk overwrites."""
-    most = (min(count, CHUNK) + 1) // 2
-    scratch = _Scratch(most, dtype)
-    for start in range(0, count, 2 * most):
+    for start in range(0, count, CHUNK):
         left = count - start
-        if left < 2 * most:
-            scratch = _Scratch((left + 1) // 2, dtype)
+        scratch = _Scratch.held(dtype)
+        if left < CHUNK:
+            scratch = scratch.part((left + 1) // 2)
         fill(scratch.bits)
-        values = scratch.transform()
+        values = scratch.transform(scale)
         yield start, values if left >= len(values) else values[:left]
+
+
+_HELD = threading.local()
 
 
 class _Scratch:
     """Memory for some pairs r cos(2 a), r sin(2 a) with r = sqrt(-2 log u), and the views of it that NumPy and torch work on."""
 
-    def __init__(self, pairs: int, dtype: torch.dtype) -> None:
-        whole, real = (np.int64, np.float64) if dtype == torch.float64 else (np.int32, np.float32)
-        self.places = 8 * np.dtype(whole).itemsize - 1
-        self.integers = np.empty((2, pairs), whole)
-        self.bits: memoryview = self.integers.reshape(-1).data.cast("B")
-        self.radius, self.values = np.empty(pairs, real), np.empty((2, pairs), real)
-        self.tensors = [torch.from_numpy(a) for a in (self.radius, *self.values)]
-        self.flat = torch.from_numpy(self.values.reshape(-1))
+    def __init__(self, integers: NDArray[Any], radius: NDArray[Any], values: NDArray[Any]) -> None:
+        real, self.places = radius.dtype, 8 * integers.itemsize - 1
+        self.integers, self.radius, self.values = integers.reshape(2, -1), radius, values.reshape(2, -1)
+        self.bits: memoryview = integers.data.cast("B")
+        self.tensors = [torch.from_numpy(a) for a in (radius, *self.values)]
+        self.flat = torch.from_numpy(values)
         self.natural, self.turn = np.array(-math.log(2), real), np.array(math.pi / 2 * 2.0**-self.places, real)
-        self.smallest, self.half = (torch.tensor(x, dtype=dtype) for x in (2.0 ** (-2 * self.places - 2), 0.5))
+        self.smallest, self.half = (torch.tensor(x, dtype=self.flat.dtype) for x in (2.0 ** (-2 * self.places - 2), 0.5))
         self.below_one = (1 - float(np.finfo(real).eps)) * 2.0 ** (-2 * self.places)
 
-    def transform(self) -> Tensor:
-        """The values for the random bits in `bits`.
+    @classmethod
+    def held(cls, dtype: torch.dtype) -> _Scratch:
+        """A whole chunk, the same at every call of a thread: fresh memory costs more than the numbers that are put into it."""
+        name = str(dtype)
+        if not hasattr(_HELD, name):
+            whole, real = (np.int64, np.float64) if dtype == torch.float64 else (np.int32, np.float32)
+            setattr(_HELD, name, cls(np.empty(CHUNK, whole), np.empty(CHUNK // 2, real), np.empty(CHUNK, real)))
+        return getattr(_HELD, name)  # type: ignore[no-any-return]
+
+    def part(self, pairs: int) -> _Scratch:
+        """The beginning of the same memory."""
+        return _Scratch(self.integers.reshape(-1)[: 2 * pairs], self.radius[:pairs], self.values.reshape(-1)[: 2 * pairs])
+
+    def transform(self, scale: float | None = None) -> Tensor:
+        """The values for the random bits in `bits`, times `scale` where it is given, rounded up.
 
         u is |k| / 2^b for a signed whole number k of b = 31 or 63 bits and a sign (2^-(b+1) for k = 0): small u, which make the tail,
         keep their full precision. u is kept below 1, where a logarithm that errs could be positive, by a last digit: r is longer, never
@@ -140,6 +165,8 @@ class _Scratch:
         _log2(radius, r)
         np.multiply(radius, self.natural, radius)
         np.sqrt(radius, radius)
+        if scale is not None:
+            np.multiply(radius, np.nextafter(radius.dtype.type(scale), radius.dtype.type(math.inf)), radius)
         np.copyto(t, second, casting="unsafe")
         np.multiply(t, self.turn, t)
         _tan(t, t_tensor)

@@ -27,7 +27,7 @@ from dpfy.training.averaging import swapped, trainable
 from dpfy.training.physical import largest_batch
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
-from dpfy.training.update import Update
+from dpfy.training.update import Update, hand_over
 
 
 class PrivateTraining:
@@ -77,7 +77,7 @@ class PrivateTraining:
             self.model.to(self.device)
             self.records = as_records(self._train).to(self.device)
             self._check_records()
-            self._noise = NoiseStream(self.plan.recipe.strategy, self.plan.scale, self.folder.randomness, in_place=True)
+            self._noise = self._stream()
             self.average = self.rule.averaging.init(self.model)
             self.noise_state = self._noise.init(dict(trainable(self.model)))
             self.physical_batch = self._physical_batch()
@@ -181,11 +181,8 @@ class PrivateTraining:
         step, recipe = self.steps_done, self.plan.recipe
         released, self.noise_state = self._noise.release(total, step, self.noise_state, self.folder.permit)
         if (count := released.value.pop(COUNT, None)) is not None and isinstance(self.clip, QuantileClip):
-            self.clip = self.clip.updated(float(count), recipe.expected_batch)
-        parameters = trainable(self.model)
-        torch._foreach_div_(list(released.value.values()), recipe.expected_batch)
-        for name, mean in released.value.items():
-            parameters[name].grad = mean.to(parameters[name].dtype)
+            self.clip = self.clip.updated(float(count) * recipe.expected_batch, recipe.expected_batch)
+        hand_over(released, trainable(self.model))
         if self.rule.schedule is not None:
             for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
                 group["lr"] = base * self.rule.schedule(step)
@@ -205,6 +202,10 @@ class PrivateTraining:
     def _check_records(self) -> None:
         expected, found = self.plan.recipe.records, len(self.records)
         if abs(found - expected) > max(1, expected // 100):
+    def _stream(self) -> NoiseStream:
+        recipe = self.plan.recipe
+        return NoiseStream(recipe.strategy, self.plan.scale, self.folder.randomness, divisor=recipe.expected_batch, in_place=True)
+
             raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")
 
     def _detach(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from torch import Tensor, nn
+
 from dpfy.core import check
+from dpfy.core.values import Private
 from dpfy.training.averaging import Averaging
 
 
@@ -23,3 +26,9 @@ class Update:
     def averaging(self) -> Averaging:
         """The averaging rule."""
         return Averaging(self.average)
+
+
+def hand_over(released: Private[dict[str, Tensor]], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Make the released means the gradients of `parameters`, in the parameters' types."""
+    for name, mean in released.value.items():
+        parameters[name].grad = mean.to(parameters[name].dtype)

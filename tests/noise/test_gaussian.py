@@ -55,7 +55,7 @@ def test_values_are_the_formula(dtype, whole, tolerance):
 @pytest.mark.parametrize(("dtype", "radius"), [(torch.float32, 6.661), (torch.float64, 9.42)])
 def test_extreme_bits_give_finite_values_inside_the_stated_radius(monkeypatch, dtype, radius, fast):
     monkeypatch.setattr(gaussian, "_NUMPY_IS_FAST", fast)
-    scratch = gaussian._Scratch(8, dtype)
+    scratch = gaussian._Scratch.held(dtype).part(8)
     least = filled(scratch, 0).clone()
     assert least.abs().max() <= radius
     assert least.abs().max() > radius - 0.01
@@ -79,16 +79,29 @@ def test_both_sources_of_functions_agree(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_adding_is_drawing_to_the_bit(dtype):
+@pytest.mark.parametrize("divisor", [1.0, 256.0, 0.37])
+def test_adding_is_drawing(dtype, divisor):
     """Over chunk boundaries, odd sizes, empty and non-contiguous tensors."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"a": (7,), "none": (0, 3), "b": (gaussian.CHUNK + 5,), "c": (31, 17), "scalar": (), "d": (2 * gaussian.CHUNK,)}
     sums = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()}
     sums["c"] = sums["c"].t().contiguous().t()
     unit = gaussian.draw(sums, RANDOMNESS, "noise", 4)
-    expected = {name: torch.add(sums[name], unit[name], alpha=0.3) for name in sums}
-    gaussian.add_(sums, 0.3, RANDOMNESS, "noise", 4)
-    assert all(torch.equal(sums[name], expected[name]) for name in sums)
+    expected = {name: torch.add(sums[name], unit[name], alpha=0.3) / divisor for name in sums}
+    gaussian.add_(sums, 0.3, RANDOMNESS, "noise", 4, divisor)
+    for name in sums:
+        torch.testing.assert_close(sums[name], expected[name], rtol=1e-6, atol=1e-6 / divisor)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 0.1, 1.1, 3.0, 1e20])
+@pytest.mark.parametrize("divisor", [1.0, 3.0, 1e5, 0.7])
+def test_noise_is_never_smaller_than_asked(scale, divisor):
+    """Against the same draw at unit scale, in units of the sum: rounding may only enlarge it, and by a millionth at most."""
+    sums, ones = {"x": torch.zeros(1000)}, torch.ones(1)
+    gaussian.add_(sums, scale, RANDOMNESS, "noise", 0, divisor)
+    weight_of_sum = float(torch.add(torch.zeros(1), ones, alpha=1 / divisor))
+    ratio = sums["x"].double().norm() / weight_of_sum / one(1000).double().norm() / scale
+    assert 1 <= ratio < 1 + 1e-6
 
 
 def test_threads_and_company_do_not_change_the_sequence():

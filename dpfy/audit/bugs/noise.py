@@ -28,11 +28,11 @@ class Changed:
 
     def release(self, total: Any, step: int, state: Any, permit: Any) -> tuple[Any, Any]:
         """The real release with its noise taken out, changed and put back."""
-        own = dataclasses.replace(total, value={name: value.clone() for name, value in total.value.items()})
-        released, state = self.real.release(own, step, state, permit)
+        apart = dataclasses.replace(self.real, divisor=1.0, in_place=False)
+        released, state = apart.release(total, step, state, permit)
         noise = {name: value - total.value[name] for name, value in released.value.items()}
         changed = self.change(step, noise, total.value)
-        return Private({name: value + changed[name] for name, value in total.value.items()}), state
+        return Private({name: (value + changed[name]) / self.real.divisor for name, value in total.value.items()}), state
 
 
 def changed(change: Callable[[int, Grads, Grads], Grads]) -> Callable[[Any], Any]:
