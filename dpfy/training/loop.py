@@ -22,7 +22,7 @@ from dpfy.gradients.select import choose
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
 from dpfy.sampling.sampler import physical
-from dpfy.training import finish, metrics, state
+from dpfy.training import finish, metrics, progress, state
 from dpfy.training.averaging import swapped, trainable
 from dpfy.training.physical import largest_batch
 from dpfy.training.run import Run, RunFolder
@@ -112,6 +112,13 @@ class PrivateTraining:
     def batches(self) -> Iterator[tuple[Tensor, ...]]:
         """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside."""
         self._require_entered()
+        with progress.bar(self.plan, self.steps_done, self.runtime.progress) as show:
+            for batch in self._remaining():
+                yield batch
+                show(self.steps_done)
+            show(self.steps_done)
+
+    def _remaining(self) -> Iterator[tuple[Tensor, ...]]:
         recipe, runtime = self.plan.recipe, self.runtime
         while self.steps_done < recipe.steps:
             step = self.steps_done
@@ -195,6 +202,10 @@ class PrivateTraining:
             state.save(self)
             self._last_save = time.monotonic()
 
+    def _stream(self) -> NoiseStream:
+        recipe = self.plan.recipe
+        return NoiseStream(recipe.strategy, self.plan.scale, self.folder.randomness, divisor=recipe.expected_batch, in_place=True)
+
     def _physical_batch(self) -> int:
         most = self.runtime.max_physical_batch
         return most if isinstance(most, int) else largest_batch(self.model, self.records.tensors, self.device)
@@ -202,10 +213,6 @@ class PrivateTraining:
     def _check_records(self) -> None:
         expected, found = self.plan.recipe.records, len(self.records)
         if abs(found - expected) > max(1, expected // 100):
-    def _stream(self) -> NoiseStream:
-        recipe = self.plan.recipe
-        return NoiseStream(recipe.strategy, self.plan.scale, self.folder.randomness, divisor=recipe.expected_batch, in_place=True)
-
             raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")
 
     def _detach(self) -> None:
