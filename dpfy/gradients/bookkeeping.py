@@ -37,17 +37,21 @@ MOST_WAITING = 36
 _SITES: weakref.WeakKeyDictionary[nn.Module, tuple[Row, Tape, Site]] = weakref.WeakKeyDictionary()
 
 
-@_disable_dynamo
 def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for ``module.forward`` while an engine is attached; a copy of the module made meanwhile runs its own forward.
-
-    A compiled model must run it outside of its compiled graphs: traced, a tap would be bound to the wrong layer or lose its report.
-    """
+    """Stands in for ``module.forward`` while an engine is attached; a copy of the module made meanwhile runs its own forward."""
+    if torch.compiler.is_compiling():
+        return _outside(module, *args, **kwargs)
     entry = _SITES.get(module)
     if entry is None:
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     row, tape, site = entry
     return row.run(module, tape, site, *args, **kwargs)
+
+
+@_disable_dynamo
+def _outside(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Outside of a compiled model's graphs: traced, a tap would be bound to the wrong layer or lose its report."""
+    return _tapped(module, *args, **kwargs)
 
 
 class BookkeepingEngine:

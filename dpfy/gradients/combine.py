@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contribution import Contribution, Direct, Late, Outer
+from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, kept
 from dpfy.gradients.engine import cautious, count_of, group_rows, norm_dtype, silence
 
 JOIN_ELEMENTS = 2**22
@@ -26,7 +26,7 @@ class Weighed:
     Guarantees: examples that are masked out or not finite have multiplier zero in every group. Parameters not used count as zero.
     """
 
-    rests: list[tuple[_Small | None, dict[str, Contribution]]]
+    rests: Rests
     scale: Tensor  # [groups, batch]
     keep: Tensor  # [batch]
     sound: Tensor
@@ -41,7 +41,8 @@ class Weighed:
         """The same with exact zeros in the place of whatever examples without a finite norm held."""
         keep = self.keep
         rests = [
-            (small and small.cleaned(keep), {n: part.cleaned(keep) for n, part in large.items()}) for small, large in self.rests
+            ([block.cleaned(keep) for block in joined], {n: part.cleaned(keep) for n, part in large.items()})
+            for joined, large in self.rests
         ]
         return replace(self, rests=rests)
 
@@ -52,11 +53,11 @@ def weigh(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tenso
     groups = [[names[i] for i in members if names[i] in found] for members in group_rows(clip, names)]
     norms, rests = [], []
     for members in groups:
-        small, large = _split(found, members)
+        joined, large = _split(found, members)
         made = _measure(list(large.values()))
-        parts = [norm for norm, _ in made] + ([small.measured()[0]] if small is not None else [])
+        parts = [norm for norm, _ in made] + [block.norms() for block in joined]
         norms.append(torch.cat(parts).sum(0) if parts else None)
-        rests.append((small, dict(zip(large, [rest for _, rest in made], strict=True))))
+        rests.append((joined, dict(zip(large, [rest for _, rest in made], strict=True))))
     some = next(n for n in norms if n is not None)
     squared_norms = torch.stack([torch.zeros_like(some) if n is None else n for n in norms])
     squared_norms = cautious(squared_norms, _narrowest(found, params))
@@ -83,20 +84,22 @@ class Flag:
         return bool(self._here)
 
 
-def _add_up(
-    rests: list[tuple[_Small | None, dict[str, Contribution]]], scale: Tensor, params: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weighted sums of all groups, in the shapes of the parameters, in float32 or wider."""
     sums: dict[str, Tensor] = {}
-    for (small, large), weights in zip(rests, scale, strict=True):
+    for (joined, large), weights in zip(rests, scale.unbind(0), strict=True):
         narrow = {dtype: weights.to(dtype) for dtype in {part.dtype for part in large.values()}}
-        if small is not None:
-            sums |= small.weighted_sum(weights, params)
+        for block in joined:
+            sums |= block.weighted_sum(weights, params)
         for name, part in large.items():
             total = part.weighted_sum(narrow[part.dtype])
             like = params[name]
             sums[name] = total.to(norm_dtype(like.dtype)).view(like.shape)
     return sums
+
+
+Rests = list[tuple[list["_Block | _Small"], dict[str, Contribution]]]
+"""For every clip group: gradients that are held directly, joined, and what is left of the other contributions."""
 
 
 def joins(part: Contribution) -> bool:
@@ -138,15 +141,35 @@ def _row_norms(parts: list[Contribution]) -> list[Tensor]:
     return [(next(squares) * next(squares) if isinstance(part, Outer) else next(squares))[None] for part in parts]
 
 
+class _Block:
+    """Gradients that are held directly and lie side by side in one tensor: one norm and one product for all of them."""
+
+    def __init__(self, names: list[str], grads: Tensor) -> None:
+        self.names, self.grads = names, grads  # [parameters, batch, width]
+
+    def norms(self) -> Tensor:
+        """[1, batch] squared norms."""
+        return torch.linalg.vector_norm(self.grads, dim=(0, 2)).square()[None]
+
+    def cleaned(self, keep: Tensor) -> _Block:
+        """Rows that are not kept become zero."""
+        return _Block(self.names, kept(self.grads.transpose(0, 1), keep).transpose(0, 1))
+
+    def weighted_sum(self, weights: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One product, cut into the parameters."""
+        total = torch.matmul(weights, self.grads).unbind(0)
+        return {name: part.view(params[name].shape) for name, part in zip(self.names, total, strict=True)}
+
+
 class _Small:
-    """The gradients that are held directly, side by side in one matrix: one norm and one product for all of them."""
+    """Gradients that are held directly, side by side in one matrix: one norm and one product for all of them."""
 
     def __init__(self, names: list[str], shapes: list[torch.Size], flat: Tensor) -> None:
         self.names, self.shapes, self.flat = names, shapes, flat
 
-    def measured(self) -> tuple[Tensor, Contribution]:
+    def norms(self) -> Tensor:
         """[1, batch] squared norms."""
-        return Direct(self.flat).measured()
+        return Direct(self.flat).measured()[0]
 
     def cleaned(self, keep: Tensor) -> _Small:
         """Rows that are not kept become zero."""
@@ -163,21 +186,37 @@ class _Small:
         return {name: piece.to(norm_dtype(params[name].dtype)).view(params[name].shape) for name, piece in named}
 
 
-def _split(found: dict[str, Contribution], members: list[str]) -> tuple[_Small | None, dict[str, Contribution]]:
-    """Direct contributions joined into one matrix, and the others."""
+def _split(found: dict[str, Contribution], members: list[str]) -> tuple[list[_Block | _Small], dict[str, Contribution]]:
+    """Direct contributions joined, and the others."""
+    blocks = _blocks(found, members)
+    done = {name for block in blocks for name in block.names}
     direct: dict[str, Tensor] = {}
     for name in members:
+        if name in done:
+            continue
         part = found[name]
         part = part.direct() if isinstance(part, Late) else part
         if isinstance(part, Direct) and part.grads.numel() <= JOIN_ELEMENTS:
             direct[name] = part.grads
-    others = {name: found[name] for name in members if name not in direct}
+    others = {name: found[name] for name in members if name not in direct and name not in done}
     if not direct:
-        return None, others
+        return [*blocks], others
     wide = torch.float64 if any(g.dtype == torch.float64 for g in direct.values()) else torch.float32
     flat = [g.flatten(1).to(wide) for g in direct.values()]
     joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
-    return _Small(list(direct), [g.shape[1:] for g in direct.values()], joined), others
+    return [*blocks, _Small(list(direct), [g.shape[1:] for g in direct.values()], joined)], others
+
+
+def _blocks(found: dict[str, Contribution], members: list[str]) -> list[_Block]:
+    """The launches of which every sum belongs to one of `members`: nothing need be copied together."""
+    launches: dict[int, tuple[Tensor, dict[int, str]]] = {}
+    for name in members:
+        part = found[name]
+        if isinstance(part, Late):
+            block = part.job.result()
+            launches.setdefault(id(block), (block, {}))[1][part.job.place * block.shape[1] + part.which] = name
+    whole = [(block.flatten(0, 1), names) for block, names in launches.values() if len(names) == len(block) * block.shape[1]]
+    return [_Block([names[i] for i in range(len(grads))], grads) for grads, names in whole]
 
 
 def _narrowest(found: dict[str, Contribution], params: Mapping[str, Tensor]) -> torch.dtype:

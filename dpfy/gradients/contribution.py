@@ -151,13 +151,15 @@ class SumJob:
     """Sums over positions that are not made yet, so that many layers can share one launch. See ``kernels.position_sums``."""
 
     layer: tuple[Tensor, ...] | None
-    made: tuple[Tensor, ...] = ()
+    block: Tensor | None = None  # [layers, kinds of sums, batch, width], for all layers of the launch
+    place: int = 0
 
-    def result(self) -> tuple[Tensor, ...]:
-        """The sums, made now if they were not."""
-        if self.layer is not None:
+    def result(self) -> Tensor:
+        """The block of sums, made now if it was not."""
+        if self.block is None:
             run_jobs([self])
-        return self.made
+        assert self.block is not None
+        return self.block
 
 
 def run_jobs(jobs: Sequence[SumJob]) -> None:
@@ -167,8 +169,9 @@ def run_jobs(jobs: Sequence[SumJob]) -> None:
         if job.layer is not None:
             alike.setdefault((job.layer[0].shape, job.layer[0].dtype, job.layer[-1].dtype, len(job.layer)), []).append(job)
     for group in alike.values():
-        for job, made in zip(group, kernels.position_sums([job.layer for job in group if job.layer is not None]), strict=True):
-            job.made, job.layer = made, None
+        block = kernels.position_sums([job.layer for job in group if job.layer is not None])
+        for place, job in enumerate(group):
+            job.block, job.place, job.layer = block, place, None
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class Late:
 
     def direct(self) -> Direct:
         """The gradients themselves."""
-        grads = self.job.result()[self.which]
+        grads = self.job.result()[self.job.place, self.which]
         return Direct(grads.view(len(grads), *self.shape))
 
     def measured(self) -> tuple[Tensor, Contribution]:

@@ -297,8 +297,8 @@ def gram_norm(left: Tensor, right: Tensor, tile: int = 0) -> Tensor:
     return gram_norms([left], [right], tile)[0]
 
 
-def position_sums(layers: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-    """Per-example sums over positions for many layers of one shape, in one launch; [batch, width] each, in float32.
+def position_sums(layers: list[tuple[Tensor, ...]]) -> Tensor:
+    """Per-example sums over positions for many layers of one shape, in one launch: [layers, 1 or 2, batch, width] in float32.
 
     A layer is (g,), giving the sums of g; or (g, a, rstd) or (g, a, rstd, mean), giving also those of g * (a - mean) * rstd.
     g, a [batch, positions, width]; rstd, mean [batch, positions].
@@ -316,8 +316,7 @@ def position_sums(layers: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
         _table(order), out, length, width, splits, blocks, KIND=_KINDS[grads.dtype],
         STATISTICS=_KINDS[kept[0][-1].dtype], TILE=32, BLOCK=block, SCALE=scale, CENTRED=centred, num_warps=4,
     )  # fmt: skip
-    summed = out.sum(1) if splits > 1 else out[:, 0]
-    return [tuple(layer.unbind(0)) for layer in summed.unbind(0)]
+    return out.sum(1) if splits > 1 else out[:, 0]
 
 
 def row_squares(tensors: list[Tensor]) -> Tensor:

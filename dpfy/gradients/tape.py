@@ -127,7 +127,7 @@ class Tape:
             return output
         self.unsettled = self.unsettled or not site.settled
         fresh = output.clone() if output._is_view() or (output.is_leaf and output.requires_grad) else output
-        return _Tap.apply(fresh, self.anchor, (self, site, explain, shape), *[t.detach() for t in saved])  # type: ignore[no-any-return]
+        return _apply(fresh, self.anchor, (self, site, explain, shape), *[t.detach() for t in saved])  # type: ignore[no-any-return]
 
 
 _LOOKING: list[bool] = []
@@ -161,6 +161,10 @@ class _Tap(torch.autograd.Function):
         elif not tape.passive and not _LOOKING:
             raise DpfyError("backward: called on a model with a private engine attached; hand the losses to the engine instead")
         return (grad, None, None, *[None] * (len(ctx.needs_input_grad) - 3))
+
+
+_apply: Any = super(torch.autograd.Function, _Tap).apply
+"""``_Tap.apply`` without its look at function transforms, which a tap never runs under."""
 
 
 def settle(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> bool:
