@@ -6,29 +6,46 @@ from pathlib import Path
 
 from dpfy import studies
 from dpfy.studies.page import made_on
-from dpfy.studies.study import Options, stored
+from dpfy.studies.study import Options, Results, Study, stored
 
 BEGIN, END = "<!-- tables of {name}: begin -->", "<!-- tables of {name}: end -->"
 SHOWN = {
-    "building-blocks": ("tries", "salary"),
+    "building-blocks": ("tries", "rates", "salary"),
+    "building-blocks-5000": ("tries", "rates"),
     "images": ("results", "bill"),
-    "dpsgd-dpftrl": ("epsilons-sgd", "epsilons-ftrl", "baselines", "table-1", "table-2", "table-3", "table-4"),
+    "dpsgd-dpftrl": (
+        "epsilons-sgd",
+        "epsilons-ftrl",
+        "baselines",
+        "table-1",
+        "table-2",
+        "table-3",
+        "table-4",
+        "momentum",
+        "ours",
+        "fashion",
+    ),
     "guide": ("appendix-c", "footnote-19"),
 }
-"""Which tables of each study are shown, in which order."""
-FAST = ("building-blocks", "guide")
-"""Studies whose stored cells are those of --fast."""
+"""Which tables of each stored study are shown, in which order, by the name of its folder."""
+VARIANTS = {"building-blocks-5000": ("building-blocks", Options(data_dir="mnist"))}
+"""Folders that hold a study run with other options than none."""
 
 
-def tables(name: str, root: Path) -> str:
-    """The chosen tables of the study `name`, from the cells in `root`/name, with hardware and time."""
+def kept(folder: str, root: Path) -> tuple[Study, Results]:
+    """The study whose cells lie in `root`/`folder`, and those cells."""
+    name, options = VARIANTS.get(folder, (folder, Options()))
     study = studies.study(name)
-    results = stored(study, Options(fast=name in FAST), root / name)
+    return study, stored(study, options, root / folder)
+
+
+def tables(folder: str, root: Path) -> str:
+    """The chosen tables of a stored study, from the cells in `root`/`folder`, with everything that a page says about its runs."""
+    study, results = kept(folder, root)
     page = study.page(results)
     found = page.tables()
-    parts = [f"**{found[key].caption}**\n\n{found[key].markdown()}" for key in SHOWN[name]]
-    facts = page.facts | made_on(results)
-    told = "; ".join(f"{key}: {facts[key]}" for key in ("runs and spread", "accountant", "hardware", "time"))
+    parts = [f"**{found[key].caption}**\n\n{found[key].markdown()}" for key in SHOWN[folder]]
+    told = "; ".join(f"{key}: {value}" for key, value in (page.facts | made_on(results)).items() if key != "versions")
     return "\n\n".join(parts) + f"\n\n*{told}.*"
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dpfy.studies import STUDIES, building_blocks, dpsgd_dpftrl, guide, images, study, summary
+from dpfy.studies import STUDIES, building_blocks, dpsgd_dpftrl, guide, images, summary
 from dpfy.studies.page import spread
-from dpfy.studies.study import Options, Results, stored
+from dpfy.studies.study import Results
 
 ROOT = Path(__file__).parent.parent.parent / "docs" / "studies"
 
 
 def kept(name: str) -> Results:
-    return stored(study(name), Options(fast=name in summary.FAST), ROOT / name)
+    return summary.kept(name, ROOT)[1]
 
 
 def test_appendix_c() -> None:
@@ -101,30 +101,59 @@ def test_stored_runs_of_our_recipe_reach_what_was_asked() -> None:
         assert all(run.result["epsilon"] <= key[1] for run in runs[key])
 
 
-def test_stored_tries_come_in_the_order_of_the_text() -> None:
-    results = kept("building-blocks")
+@pytest.mark.parametrize("folder", ["building-blocks", "building-blocks-5000"])
+def test_stored_tries_come_in_the_order_of_the_text(folder: str) -> None:
+    results = kept(folder)
 
     def mean(name: str) -> float:
-        runs = [results[f"{name}-{seed}"].result["test_accuracy"] for seed in range(3)]
+        runs = [results[f"{name}-{seed}"].result["test_accuracy"] for seed in range(5)]
         return float(spread(runs)["mean"])
 
     assert mean("try1") < mean("try2") <= mean("try3")
     assert mean("ours") >= 92
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_pages_of_stored_cells(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", summary.SHOWN)
+def test_pages_of_stored_cells(folder: str, tmp_path: Path) -> None:
     from dpfy.studies.study import write_page
 
-    page = write_page(study(name), kept(name), tmp_path)
+    page = write_page(*summary.kept(folder, ROOT), tmp_path)
     figures = {
         "building-blocks": 12,
-        "dpsgd-dpftrl": 10,
-        "guide": 5,
+        "building-blocks-5000": 12,
+        "dpsgd-dpftrl": 14,
+        "guide": 6,
         "images": 2,
     }
-    assert len(list(tmp_path.glob("*.svg"))) >= figures[name]
+    assert len(list(tmp_path.glob("*.svg"))) >= figures[folder]
     assert "None" not in page.read_text()
+
+
+def test_every_study_is_stored_complete() -> None:
+    assert {summary.VARIANTS.get(folder, (folder,))[0] for folder in summary.SHOWN} == set(STUDIES)
+    for folder in summary.SHOWN:
+        found, results = summary.kept(folder, ROOT)
+        assert set(results) == {cell.name for cell in found.cells(results.options)}, folder
+
+
+@pytest.mark.parametrize(
+    ("prefix", "table", "points"),
+    [
+        ("sgd-mlp-256", dpsgd_dpftrl.TABLE_1, 1.0),
+        ("sgd-lenet-256", dpsgd_dpftrl.TABLE_2, 1.0),
+        ("ftrl", dpsgd_dpftrl.TABLE_3, 2.0),
+    ],
+)
+def test_stored_runs_at_printed_settings_reach_the_printed_accuracies(prefix: str, table: dict, points: float) -> None:
+    from dpfy.studies.dpsgd_dpftrl_page import runs_of
+
+    results = kept("dpsgd-dpftrl")
+    for noise, (_, printed) in table.items():
+        runs = [run.result["test_accuracy"] for run in runs_of(results, f"{prefix}-{noise:g}")]
+        assert len(runs) == 2
+        assert abs(spread(runs)["mean"] - printed) <= points, (prefix, noise)
+    assert results["plain-mlp"].result["test_accuracy"] >= 0.980
+    assert results["plain-lenet"].result["test_accuracy"] >= 0.989
 
 
 def test_the_tables_in_the_documentation_are_generated() -> None:

@@ -115,3 +115,15 @@ def test_numbers_in_print() -> None:
     assert score["deviation"] == pytest.approx(14.142, abs=1e-3)
     assert spread([0.5])["deviation"] is None
     assert Table("t", "", ("a", "b"), [["x", 1.5]]).markdown() == "| a | b |\n|---|---|\n| x | 1.50 |"
+
+
+def test_cells_are_computed_several_at_a_time(tmp_path: Path) -> None:
+    """The same results as one by one, each stored once, with how many shared the machine."""
+    from dpfy.studies import guide, parallel
+
+    options, names = Options(fast=True), ["accountants", "figure1-16"]
+    assert parallel.compute("guide", options, tmp_path, names, jobs=2) == []
+    assert set(parallel.missing("guide", options, tmp_path)).isdisjoint(names)
+    kept = {name: json.loads((tmp_path / "cells" / f"{name}.json").read_text()) for name in names}
+    assert all(body["made"]["at_once"] == 2 for body in kept.values())
+    assert kept["accountants"]["result"] == json.loads(json.dumps(guide.accountants()))
