@@ -64,9 +64,7 @@ def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, strea
     """
     if any(t.device.type != "cpu" for t in sums.values()):
         many = list(sums.values())
-        if _add_by_counter(many, scale, randomness.key(stream, step, 16)):
-            divide_(many, divisor)
-        else:
+        if not _add_by_counter(many, scale, randomness.key(stream, step, 16), divisor):
             add_and_divide_(many, list(draw(sums, randomness, stream, step).values()), scale, divisor)
         return
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
@@ -85,13 +83,13 @@ def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, strea
             t.copy_(row.view(t.shape))
 
 
-def _add_by_counter(sums: Sequence[Tensor], scale: float, secret: bytes) -> bool:
-    """Add in one launch, on a GPU; False where that cannot be."""
+def _add_by_counter(sums: Sequence[Tensor], scale: float, secret: bytes, divisor: float = 1.0) -> bool:
+    """Add and divide in one launch, on a GPU; False where that cannot be."""
     from dpfy.noise import philox
 
     if not philox.usable(sums):
         return False
-    philox.add_(sums, scale, secret)
+    philox.add_(sums, scale, secret, divisor)
     return True
 
 

@@ -29,8 +29,10 @@ def usable(tensors: Sequence[Tensor]) -> bool:
     return triton is not None and all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
 
 
-def add_(tensors: Sequence[Tensor], scale: float, secret: bytes) -> None:
-    """Add `scale` times standard Gaussian values to all `tensors`, in place: a function of the 16 bytes of `secret` and of their sizes.
+def add_(tensors: Sequence[Tensor], scale: float, secret: bytes, divisor: float = 1.0) -> None:
+    """Add `scale` times standard Gaussian values to all `tensors` and divide by `divisor`, in place.
+
+    The values are a function of the 16 bytes of `secret` and of the sizes of the tensors.
 
     Guarantees: no two values use the same word of the sequence; u = (k + 1/2) / 2^32 for a whole number k of 32 bits, so that small u,
     which make the tail, keep their full precision; a pair of values has at most radius 6.77.
@@ -44,10 +46,11 @@ def add_(tensors: Sequence[Tensor], scale: float, secret: bytes) -> None:
         table += [t.data_ptr(), first, t.numel()]
         first += -(-t.numel() // TILE)
     table += [0, first, 0]
-    sent = torch.tensor(table, dtype=torch.int64).pin_memory().to(parts[0].device, non_blocking=True)
+    here, device = torch.tensor(table, dtype=torch.int64), parts[0].device
+    sent = here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
     halvings = max(1, len(parts).bit_length())
     aligned = all(t.data_ptr() % 16 == 0 for t in parts)
-    _add[(first,)](sent, len(parts), scale, HALVINGS=halvings, LANES=LANES, ALIGNED=aligned, num_warps=4)
+    _add[(first,)](sent, len(parts), scale, divisor, HALVINGS=halvings, LANES=LANES, ALIGNED=aligned, num_warps=4)
 
 
 _add: Any = None
@@ -63,12 +66,12 @@ if triton is not None:
         return radius * tl.cos(angle), radius * tl.sin(angle)
 
     @triton.jit
-    def _plus(target, place, numel, scale, values):
+    def _plus(target, place, numel, scale, divisor, values):
         inside = place < numel
-        tl.store(target + place, tl.load(target + place, mask=inside) + scale * values, mask=inside)
+        tl.store(target + place, (tl.load(target + place, mask=inside) + scale * values) / divisor, mask=inside)
 
     @triton.jit(do_not_specialize=["count"])
-    def _add(table, count, scale, HALVINGS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr):
+    def _add(table, count, scale, divisor, HALVINGS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr):
         """One tile of one tensor. `table`: key, upper counter, two spare, then (address, first tile, size) of every tensor."""
         tile = tl.program_id(0).to(tl.int64)
         low, high = 0, count  # the tensor whose tiles begin at or before this one
@@ -96,7 +99,7 @@ if triton is not None:
         first, second = _normal(a, b)
         third, fourth = _normal(c, d)
         place = start + lane
-        _plus(target, place, numel, scale, first)
-        _plus(target, place + LANES, numel, scale, second)
-        _plus(target, place + 2 * LANES, numel, scale, third)
-        _plus(target, place + 3 * LANES, numel, scale, fourth)
+        _plus(target, place, numel, scale, divisor, first)
+        _plus(target, place + LANES, numel, scale, divisor, second)
+        _plus(target, place + 2 * LANES, numel, scale, divisor, third)
+        _plus(target, place + 3 * LANES, numel, scale, divisor, fourth)

@@ -100,17 +100,19 @@ class RuntimeConfig:
     engine: str = "auto"
     max_physical_batch: int | str = 4096
     pad: bool = False
+    graph: bool = False
     device: str = "cpu"
     checkpoint_every: float = 30.0
 
     def __post_init__(self) -> None:
         _flag("runtime.pad", self.pad)
+        _flag("runtime.graph", self.graph)
         check.nonnegative("runtime.checkpoint_every", self.checkpoint_every)
         self.runtime(False)
 
     def runtime(self, progress: bool) -> Runtime:
         """As the training loop takes it."""
-        return Runtime(self.engine, self.max_physical_batch, self.pad, self.device, progress)
+        return Runtime(self.engine, self.max_physical_batch, self.pad, self.device, progress, self.graph)
 
 
 @dataclass(frozen=True)

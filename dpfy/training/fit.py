@@ -84,8 +84,9 @@ def fit(
     with training:
         model.train()
         noted = metrics.last_step(training.folder.path)
+        step = training.captured(lambda features, targets: chosen(model(features), targets))
         for features, targets in _noting(training, noted, chosen, held_out):
-            training.step(chosen(model(features), targets))
+            step(features, targets)
         utility = evaluate(training, chosen, held_out)
         guarantee = training.guarantee()
         folder = training.finish(utility, confusion(training, held_out))

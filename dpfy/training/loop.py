@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +15,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
 from dpfy.data.records import as_records
+from dpfy.gradients.captured import CapturedSum, LossesOf
 from dpfy.gradients.checker import LossProbe, check_model
 from dpfy.gradients.clip import COUNT, QuantileClip
 from dpfy.gradients.engine import Grads, zeros
@@ -24,7 +25,7 @@ from dpfy.plan.recipe import Plan
 from dpfy.sampling.sampler import physical
 from dpfy.training import finish, metrics, progress, state
 from dpfy.training.averaging import swapped, trainable
-from dpfy.training.physical import largest_batch
+from dpfy.training.physical import largest_batch, snug
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update, hand_over
@@ -124,7 +125,7 @@ class PrivateTraining:
             step = self.steps_done
             rng = self.folder.randomness.generator("sampling", recipe.sampler.address(step))
             indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
-            pieces = list(physical(indices, self.physical_batch, pad=runtime.pad))
+            pieces = list(physical(indices, self.physical_batch, pad=runtime.padded))
             self._pieces = _Pieces(len(pieces))
             if not pieces:
                 self._update(Bounded(zeros(trainable(self.model), self.clip), self.clip.bound, recipe.unit))
@@ -140,17 +141,47 @@ class PrivateTraining:
 
         `losses` holds one loss per row of the batch last handed out, with its graph (``reduction="none"``).
         """
+        pieces = self._awaited()
+        _check_losses(losses, pieces.rows)
+        if self._probe:
+            probe, self._probe = self._probe, None
+            probe.check(losses)
+        self._take(self.engine.bounded_sum(losses, self.clip, pieces.mask))
+
+    def captured(self, losses_of: LossesOf) -> Callable[..., None]:
+        """A function of a batch that does what ``step(losses_of(*batch))`` does, with ``Runtime(graph=True)`` as CUDA graphs.
+
+            step = training.captured(lambda x, y: F.cross_entropy(model(x), y, reduction="none"))
+            for batch in training.batches():
+                step(*batch)
+
+        What `losses_of` computes must depend on the batch and on the model's weights alone: a graph repeats what it did once, with
+        the values that Python had then. Dropout is drawn anew at every step. The first steps run as usual.
+        """
+        self._require_entered()
+        capture = CapturedSum(self.engine, losses_of) if self.runtime.graph else None
+
+        def step(*batch: Tensor) -> None:
+            if capture is None or self._probe:
+                self.step(losses_of(*batch))
+            else:
+                self._take(capture(batch, self.clip, self._awaited().mask), keep=False)
+
+        return step
+
+    def _awaited(self) -> _Pieces:
+        """The logical batch that a call of `step` belongs to."""
         self._require_entered()
         if self.steps_done >= self.plan.recipe.steps:
             raise InvalidInput("step", self.steps_done, f"the plan allows {self.plan.recipe.steps} steps and all are done")
         if self._pieces is None or not self._pieces.waiting:
             raise InvalidInput("step", "an extra call", "step(losses) follows a batch from batches(), once")
-        _check_losses(losses, self._pieces.rows)
-        if self._probe:
-            probe, self._probe = self._probe, None
-            probe.check(losses)
-        part = self.engine.bounded_sum(losses, self.clip, self._pieces.mask)
-        self._pieces.add(part.value)
+        return self._pieces
+
+    def _take(self, part: Bounded[Grads], keep: bool = True) -> None:
+        """Add the sum of one physical batch. Without `keep` the next one will overwrite it."""
+        assert self._pieces is not None
+        self._pieces.add(part.value, keep)
         if self._pieces.complete:
             self._update(Bounded(self._pieces.total, part.bound, self.plan.recipe.unit))
 
@@ -208,7 +239,8 @@ class PrivateTraining:
 
     def _physical_batch(self) -> int:
         most = self.runtime.max_physical_batch
-        return most if isinstance(most, int) else largest_batch(self.model, self.records.tensors, self.device)
+        most = most if isinstance(most, int) else largest_batch(self.model, self.records.tensors, self.device)
+        return min(most, snug(self.plan.recipe.expected_batch)) if self.runtime.graph else most
 
     def _check_records(self) -> None:
         expected, found = self.plan.recipe.records, len(self.records)
@@ -239,12 +271,12 @@ class _Pieces:
     def expect(self, mask: Tensor | None, rows: int) -> None:
         self.mask, self.rows, self.waiting = mask, rows, True
 
-    def add(self, part: Grads) -> None:
+    def add(self, part: Grads, keep: bool = True) -> None:
         if self.total:
-            for name, value in part.items():
-                self.total[name].add_(value)
+            torch._foreach_add_([self.total[name] for name in part], list(part.values()))
         else:
-            self.total = {name: value if value.dtype.itemsize >= 4 else value.float() for name, value in part.items()}
+            copy = not keep and self.left > 1
+            self.total = {name: value.clone() if copy else value for name, value in part.items()}
         self.left -= 1
         self.waiting = False
 

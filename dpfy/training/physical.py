@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -25,6 +26,11 @@ def largest_batch(model: nn.Module, records: Sequence[Tensor], device: torch.dev
     each = max(1.0, (four - two) / 2)
     fits = SHARE * _free_bytes(device) / each
     return 1 << (max(1, int(min(fits, MOST))).bit_length() - 1)
+
+
+def snug(expected: float) -> int:
+    """Rows for a random batch of `expected` records on average: four standard deviations more, a multiple of eight."""
+    return -8 * (-math.ceil(expected + 4 * math.sqrt(expected)) // 8)
 
 
 def _kept_bytes(model: nn.Module, records: Sequence[Tensor], rows: int, device: torch.device) -> int:

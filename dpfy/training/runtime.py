@@ -10,10 +10,12 @@ from dpfy.core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a step is computed: engine, largest physical batch, padding to static shapes, device, progress bar.
+    """How a step is computed: engine, largest physical batch, padding to static shapes, device, progress bar, CUDA graphs.
 
     `engine` is "auto", "bookkeeping", "batched" or "loop". `max_physical_batch` "auto" takes the largest that fits, found at the start and
-    remembered for the run. `device` None keeps the model where it is.
+    remembered for the run. `device` None keeps the model where it is. `graph` captures the step as CUDA graphs where there is a CUDA
+    device: for steps that cost more to launch than to compute. It needs static shapes, so batches are padded as with `pad`, to a size
+    that a random batch seldom exceeds, and a loop of your own uses :meth:`PrivateTraining.captured`.
     """
 
     engine: str = "auto"
@@ -21,6 +23,7 @@ class Runtime:
     pad: bool = False
     device: str | None = None
     progress: bool = False
+    graph: bool = False
 
     def __post_init__(self) -> None:
         check.one_of("engine", self.engine, ["auto", "bookkeeping", "batched", "loop"])
@@ -28,6 +31,11 @@ class Runtime:
             check.integer("max_physical_batch", self.max_physical_batch)
         if self.device is not None:
             check_device(self.device)
+
+    @property
+    def padded(self) -> bool:
+        """Whether every physical batch has the same number of rows."""
+        return self.pad or self.graph
 
 
 def check_device(name: str) -> None:

@@ -45,7 +45,7 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
         "model": randomness.tag("model", "\n".join([type(training.model).__name__, *shapes]).encode()),
         "optimizer": f"{type(training.optimizer).__name__} {_hyperparameters(training)}",
         "engine": training.engine.name,
-        "physical batch": f"{training.physical_batch} {training.runtime.pad}",
+        "physical batch": f"{training.physical_batch} {training.runtime.padded}",
         "device": training.device.type,
         "average": training.rule.averaging.decay,
         "torch": f"{torch.__version__} {torch.get_num_threads()} threads",

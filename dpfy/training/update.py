@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from dpfy.core import check
@@ -30,5 +31,10 @@ class Update:
 
 def hand_over(released: Private[dict[str, Tensor]], parameters: Mapping[str, nn.Parameter]) -> None:
     """Make the released means the gradients of `parameters`, in the parameters' types."""
-    for name, mean in released.value.items():
-        parameters[name].grad = mean.to(parameters[name].dtype)
+    targets, means = [parameters[name] for name in released.value], list(released.value.values())
+    if any(p.dtype != mean.dtype for p, mean in zip(targets, means, strict=True)):
+        rounded = [torch.empty_like(p) for p in targets]
+        torch._foreach_copy_(rounded, means)
+        means = rounded
+    for p, mean in zip(targets, means, strict=True):
+        p.grad = mean

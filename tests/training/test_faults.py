@@ -94,7 +94,7 @@ def test_killed_at_random_moments_again_and_again(spawn, reference, tmp_path):
     """Runs killed at random moments of their lives, and resumed, until there were 20 kills; every run that gets through is compared."""
     path_of_reference, life, _ = reference
     dice = random.Random(0)
-    kills, through = 0, 0
+    kills, through, runs = 0, 0, 0
     path = tmp_path / "0"
     while kills < 20 or not through:
         started = time.monotonic()
@@ -112,7 +112,8 @@ def test_killed_at_random_moments_again_and_again(spawn, reference, tmp_path):
             if not (path / "checkpoint").exists():  # else killed before the erasure: see test_secrets_left_by_a_crash
                 assert_same_result(path, path_of_reference)
                 through += 1
-            path = tmp_path / str(kills)
+            runs += 1
+            path = tmp_path / str(runs)
         assert time.monotonic() - BEGUN < 1500, "the machine is too slow for this test"
 
 
