@@ -65,7 +65,8 @@ def test_one_phase_is_dpsgd(batch, tmp_path):
     assert one.event(1.7) == plain.event(1.7)
     assert one.calibrate(2.0, 1e-3).noise_multiplier == plain.calibrate(2.0, 1e-3).noise_multiplier
     weights = [train(tmp_path / name, r.with_noise(2.0, delta=1e-3)) for name, r in (("a", plain), ("b", one))]
-    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    for a, b in zip(*weights, strict=True):  # DP-SGD adds and divides in one pass, which rounds differently
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("relative", [(1.5, 1.0), (1.0, 1.5), (3.0, 0.5, 1.0, 2.0)])
