@@ -9,19 +9,29 @@ from torch import Tensor
 
 from dpfy.gradients import kernels
 from dpfy.gradients.contribution import (
+    CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
     Contribution,
+    Direct,
     Outer,
     kept,
     kept_whole,
     norm_by_parts,
     row_chunks,
+    row_squares,
     scaled,
     wide,
 )
+from dpfy.gradients.patches import Window
 
 GROUPED_WIDTH = 80_000
 """Convolutions with more weights than this run faster example by example than folded into groups (measured on a CPU)."""
+
+KEPT_POSITIONS = 64
+"""With fewer positions than this, a second product costs less than keeping the gradients of the examples (measured on a CPU)."""
+
+PATCH_ELEMENTS = 2**19
+"""Patches that are written out at a time on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +68,56 @@ class Convolution:
         batch, how = len(self.inputs) // self.images, self.geometry
         if kernels.usable(self.grads) and len(how.stride) == 2 and how.groups == 1 and self.images == 1 and not how.transposed:
             return self._on_gpu(), self
-        if batch * self.width <= KEEP_ELEMENTS:
+        keep = batch * self.width <= KEEP_ELEMENTS and self.images * self.grads[0, 0].numel() >= KEPT_POSITIONS
+        window = self._window()
+        if window is not None:
+            outs, columns = self.weight.shape[0], window.columns
+            if 2 * window.positions * (outs + columns) <= outs * columns:
+                return self._by_gram(window), self
+            if not self._blocked:
+                return self._by_patches(window, keep)
+        if keep:
             return kept_whole(self, batch)
-        if self.images == 1 and len(how.stride) == 2 and how.groups == 1 and not how.transposed:
-            positions, outs = self.grads[0, 0].numel(), self.weight.shape[0]
-            columns = self.width // outs
-            if 2 * positions * (outs + columns) <= outs * columns:
-                return self._by_gram(positions * columns), self
         return norm_by_parts(batch, self.width * self.images, self.per_example), self
 
-    def _by_gram(self, patch: int) -> Tensor:
+    def _window(self) -> Window | None:
+        """The convolution as a product over positions, where it is one and the patches of one image are few enough."""
+        how = self.geometry
+        plain = len(how.stride) == 2 and how.groups == 1 and not how.transposed and how.dilation == (1, 1) and self.images == 1
+        if not plain or self.grads.is_cuda:
+            return None
+        (h, w), (kh, kw), (oh, ow) = self.inputs.shape[2:], self.weight.shape[2:], self.grads.shape[2:]
+        (sh, sw), (ph, pw) = how.stride, how.padding
+        window = Window(self.inputs.shape[1], (h, w), (kh, kw), (sh, sw), (ph, pw), (oh, ow))
+        return window if window.columns * window.positions <= CHUNK_ELEMENTS else None
+
+    @property
+    def _blocked(self) -> bool:
+        """Whether the library's own kernels run well for single examples (measured: blocks of channels, and no stride)."""
+        (outs, ins), how = self.weight.shape[:2], self.geometry
+        return ins % 8 == 0 and outs % 8 == 0 and set(how.stride) == {1} and set(self.weight.shape[2:]) != {1}
+
+    def _by_patches(self, window: Window, keep: bool) -> tuple[Tensor, Contribution]:
+        """Per-example products of patches, all of them kept or a few at a time."""
+        batch, outs = self.grads.shape[:2]
+        size = max(window.columns * window.positions, outs * window.columns)
+        chunks = row_chunks(batch, size, PATCH_ELEMENTS)
+        many = chunks[0].stop
+        like = wide(self.inputs[:0])
+        write = window.writer(many, like)
+        products = like.new_empty(batch if keep else many, outs, window.columns)
+        norms = []
+        for rows in chunks:
+            each = products[rows] if keep else products[: rows.stop - rows.start]
+            torch.bmm(wide(self.grads[rows]).flatten(2), write(self.inputs[rows]), out=each)
+            norms.append(row_squares(each))
+        return torch.cat(norms)[None], Patched(products, window) if keep else self
+
+    def _by_gram(self, window: Window) -> Tensor:
         """Gram matrices over few positions, the patches written out for a few examples at a time."""
-        parts = []
-        for rows in row_chunks(len(self.inputs), patch):
-            part = replace(self, inputs=self.inputs[rows], grads=self.grads[rows])
-            parts.append(Outer(part.grads.flatten(2).mT, part._patches())._gram())
-        return torch.cat(parts, 1)
+        chunks = row_chunks(len(self.inputs), window.columns * window.positions, PATCH_ELEMENTS)
+        write = window.writer(chunks[0].stop, wide(self.inputs[:0]))
+        return torch.cat([Outer(wide(self.grads[rows]).flatten(2).mT, write(self.inputs[rows]))._gram() for rows in chunks], 1)
 
     def _on_gpu(self) -> Tensor:
         """Patches read in place, or Gram matrices over the positions where there are few of them (measured on an H200)."""
@@ -116,6 +160,34 @@ class Convolution:
     def cleaned(self, keep: Tensor) -> Convolution:
         each = keep.repeat_interleave(self.images) if self.images > 1 else keep
         return replace(self, inputs=kept(self.inputs, each), grads=kept(self.grads, each))
+
+
+@dataclass(frozen=True)
+class Patched:
+    """Per-example gradients of a convolution in the order of its patches: kept, like those of `Direct`."""
+
+    grads: Tensor  # [batch, channels out, columns]
+    window: Window
+
+    @property
+    def width(self) -> int:
+        return self.grads[0].numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return row_squares(self.grads)[None], self
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.window.ordered(Direct(self.grads).weighted_sum(weights))
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.window.ordered(self.grads[rows])
+
+    def cleaned(self, keep: Tensor) -> Patched:
+        return Patched(kept(self.grads, keep), self.window)
 
 
 def weight_gradient(inputs: Tensor, grads: Tensor, weight: Tensor, how: Geometry) -> Tensor:
