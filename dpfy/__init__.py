@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, DpfyError, InvalidInput, Unsupported
     from dpfy.core.ledger import Ledger
     from dpfy.core.unit import Adjacency, Unit
+    from dpfy.data.users import by_user
     from dpfy.gradients.inspect import inspect
+    from dpfy.gradients.per_user import per_user
     from dpfy.plan.auto import auto
     from dpfy.plan.correlated import bandmf, blt, dpftrl
     from dpfy.plan.recipe import Plan, Recipe, dpsgd
@@ -37,6 +39,8 @@ _HOME = {
     "Unsupported": "dpfy.core.errors",
     "Ledger": "dpfy.core.ledger",
     "inspect": "dpfy.gradients.inspect",
+    "by_user": "dpfy.data.users",
+    "per_user": "dpfy.gradients.per_user",
     "Adjacency": "dpfy.core.unit",
     "Unit": "dpfy.core.unit",
     "Plan": "dpfy.plan.recipe",
@@ -75,10 +79,12 @@ __all__ = [
     "auto",
     "bandmf",
     "blt",
+    "by_user",
     "dpftrl",
     "dpsgd",
     "fit",
     "inspect",
+    "per_user",
     "verify",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,12 @@ class Records:
 
     def to(self, device: torch.device | str) -> Records:
         """The same records on another device."""
-        return Records(tuple(tensor.to(device) for tensor in self.tensors))
+        return replace(self, tensors=tuple(tensor.to(device) for tensor in self.tensors))
+
+    @property
+    def rows_each(self) -> int:
+        """How many records of one unit a row holds."""
+        return 1
 
     def content(self) -> Iterator[bytes | memoryview]:
         """Everything that identifies the records, in order: for each tensor its type and shape, then its bytes.

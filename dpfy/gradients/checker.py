@@ -194,13 +194,15 @@ class LossProbe:
 
     Attach it to the model before the first forward; call :meth:`check` with the losses of the first batch; it removes itself.
     The check looks through autograd at the first floating point tensor of the batch that the losses depend on: the input of the
-    model where that is floating point, else the first activation whose first dimension is the batch.
+    model where that is floating point, else the first activation whose first dimension is the batch. A unit may own several
+    consecutive rows of that dimension.
 
     Guarantees: raises :class:`Unsupported` if the gradient of a combination of losses at row j is not that of loss j alone.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, rows_each: int = 1) -> None:
         self._watch: list[Tensor] = []
+        self._rows_each = rows_each
         self._handles = [m.register_forward_hook(self._see) for m in model.modules()]
         self._handles.append(model.register_forward_pre_hook(self._enter, with_kwargs=True))
 
@@ -219,7 +221,7 @@ class LossProbe:
     def check(self, losses: Tensor) -> None:
         """Raise if the losses mix examples; then remove the probe. The graph of `losses` stays usable."""
         batch = len(losses)
-        watched = [t for t in self._watch if len(t) == batch]
+        watched = [t for t in self._watch if len(t) == batch * self._rows_each]
         self.close()
         if batch < 2 or not watched:
             return

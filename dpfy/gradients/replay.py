@@ -60,25 +60,33 @@ class Replay:
     def alone(self, losses: Tensor, row: int, params: list[nn.Parameter]) -> list[Tensor]:
         """The gradient of ``losses[row]`` from a forward of that example alone; zeros if it is still not finite.
 
-        The loss reaches it through its gradient at the model's output, of which only this example's row is used.
+        The loss reaches it through its gradient at the model's output, of which only this example's rows are used: one, or several
+        in a row if the examples of the output come unit by unit.
         """
         call = self._only_call()
-        batch = len(losses)
         outputs = [t for t in tensors_in(call.output) if t.requires_grad]
-        if any(not t.dim() or len(t) != batch for t in outputs) or not outputs:
+        total = len(outputs[0]) if outputs and outputs[0].dim() else 0
+        if not total or total % len(losses) or any(not t.dim() or len(t) != total for t in outputs):
             raise self._cannot()
+        each = total // len(losses)
+        own = slice(row * each, (row + 1) * each)
         pick = torch.zeros_like(losses)
         pick[row] = 1
         at_output = torch.autograd.grad(losses, outputs, pick, retain_graph=True, allow_unused=True)
-        again = [t for t in tensors_in(self._run(call, row, batch)) if t.requires_grad]
-        pairs = [(t, g[row : row + 1]) for t, g in zip(again, at_output, strict=True) if g is not None]
+        for g in at_output:
+            if g is not None and any(
+                bool((part.nan_to_num(0.0, 0.0, 0.0) != 0).any()) for part in (g[: own.start], g[own.stop :])
+            ):
+                raise self._cannot()
+        again = [t for t in tensors_in(self._run(call, own, total)) if t.requires_grad]
+        pairs = [(t, g[own]) for t, g in zip(again, at_output, strict=True) if g is not None]
         grads = torch.autograd.grad([t for t, _ in pairs], params, [g for _, g in pairs], allow_unused=True)
         made = [torch.zeros_like(p) if g is None else g.detach() for p, g in zip(params, grads, strict=True)]
         return made if all(bool(g.isfinite().all()) for g in made) else [torch.zeros_like(p) for p in params]
 
-    def _run(self, call: _Call, row: int, batch: int) -> Any:
+    def _run(self, call: _Call, own: slice, total: int) -> Any:
         def pick(t: Tensor) -> Tensor:
-            return t[row : row + 1] if t.dim() and len(t) == batch else t
+            return t[own] if t.dim() and len(t) == total else t
 
         self.busy = True
         try:

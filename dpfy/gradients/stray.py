@@ -224,7 +224,7 @@ def own_rows(node: Any, place: Place, arriving: dict[int, Tensor], batch: int) -
     incoming gradient (times what it was multiplied by), summed to the input's shape. No other example is touched, so that one that
     is not finite spoils nobody. Returns the edge below and [batch, *input]; None if `node` does something else.
     """
-    if place.layout is not LAYOUTS[0] or len(place.inputs) != 1 or list(arriving) != [0]:
+    if place.layout is LAYOUTS[1] or len(place.inputs) != 1 or list(arriving) != [0]:
         return None
     (i,) = place.inputs
     child, number = node.next_functions[i]
@@ -235,11 +235,13 @@ def own_rows(node: Any, place: Place, arriving: dict[int, Tensor], batch: int) -
     local = SPREADING[node.name()](node, i, grad)
     if local is None:
         return None
-    kept = (batch, *[1] * (extra - 1), *(shape if extra else shape[1:]))
+    rows = len(grad)  # of one example there may be several
+    kept = (rows, *[1] * (extra - 1), *(shape if extra else shape[1:]))
     summed = [j for j in range(1, local.dim()) if kept[j] == 1 and local.shape[j] > 1]
     wide = torch.float64 if local.dtype == torch.float64 else torch.float32
     each = local.sum(summed, keepdim=True, dtype=wide) if summed else local
-    return GradientEdge(child, number), each.reshape(batch, *shape)
+    each = each.reshape(rows, *shape)
+    return GradientEdge(child, number), each if rows == batch else place.layout.rows_first(each, batch).sum(1)
 
 
 def _added(node: Any, i: int, grad: Tensor) -> Tensor:

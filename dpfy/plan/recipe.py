@@ -24,7 +24,11 @@ from dpfy.sampling.table import SAMPLERS
 
 @dataclass(frozen=True)
 class Recipe:
-    """What will be done to the data, before the noise is known. `records` is the public size of the data set."""
+    """What will be done to the data, before the noise is known. `records` is the public size of the data set, in units.
+
+    A unit of several records is sampled as one and its contribution bounded as one (:func:`dpfy.by_user`, :func:`dpfy.per_user`);
+    training refuses data that is not arranged so.
+    """
 
     records: int
     sampler: Sampler
@@ -41,9 +45,6 @@ class Recipe:
         pairs.find(self.sampler.participation, self.strategy)
         if isinstance(self.strategy, Schedule) and self.strategy.steps != self.steps:
             raise InvalidInput("steps", self.steps, f"must be the steps of the noise schedule ({self.strategy.steps})")
-        if self.unit.most_records > 1:
-            way_out = "contributions are bounded record by record: use a unit of one record, or convert by group privacy"
-            raise Unsupported(f"a unit of up to {self.unit.most_records} records", way_out)
         if isinstance(self.clip, MicrobatchClip):
             way_out = "one record more would move all groups: use FlatClip, or clip fixed groups at level 3"
             raise Unsupported("clipping microbatches of a random batch", way_out)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpfy.core import check
+from dpfy.core.errors import Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.data.records import Records, as_records
 from dpfy.plan.recipe import Plan
@@ -77,6 +78,8 @@ def fit(
 
     Guarantees: those of :class:`PrivateTraining`.
     """
+    if isinstance(train, Records) and train.rows_each > 1:
+        raise Unsupported("units of several records in one call", "use dpfy.PrivateTraining and dpfy.per_user in your own loop")
     chosen = LOSSES[check.one_of("loss", loss, LOSSES)] if isinstance(loss, str) else loss
     held_out = None if test is None else as_records(test)
     started = time.monotonic()

@@ -86,7 +86,7 @@ class PrivateTraining:
             self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
             state.restore_or_begin(self)
             self.engine.attach(self.model)
-            self._probe = LossProbe(self.model)
+            self._probe = LossProbe(self.model, self.records.rows_each)
         except BaseException as error:
             self._detach()
             self.folder.__exit__(type(error), error, None)
@@ -243,6 +243,9 @@ class PrivateTraining:
         return min(most, snug(self.plan.recipe.expected_batch)) if self.runtime.graph else most
 
     def _check_records(self) -> None:
+        if (most := self.plan.recipe.unit.most_records) != (held := self.records.rows_each):
+            rule = f"the plan's unit owns up to {most}; group the data with dpfy.by_user and give its unit to the recipe"
+            raise InvalidInput("train", f"{held} records in a row", rule)
         expected, found = self.plan.recipe.records, len(self.records)
         if abs(found - expected) > max(1, expected // 100):
             raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")

@@ -225,8 +225,17 @@ def test_a_run_whose_checkpoint_is_gone_cannot_start_again_nor_get_its_budget_ba
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
 
 
-def test_a_unit_of_several_records_is_refused():
-    from dpfy.core.errors import Unsupported
-
-    with pytest.raises(Unsupported, match="up to 5 records"):
-        dpfy.dpsgd(100, 10, steps=3, unit=dpfy.Unit("user", 5))
+def test_a_unit_of_several_records_needs_data_that_is_grouped_by_it(tmp_path):
+    x, y = small.data()
+    users = torch.arange(len(x)) // 5
+    grouped, net = dpfy.by_user((x, y), users, most=5), small.model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    plan = dpfy.dpsgd(len(grouped), 10, steps=2, unit=grouped.unit).with_noise(1.0)
+    other = dpfy.dpsgd(len(grouped), 10, steps=2).with_noise(1.0)
+    for train, wrong in (((x, y), plan), (grouped, other), (dpfy.by_user((x, y), users, most=4), plan)):
+        with (
+            pytest.raises(InvalidInput, match=r"dpfy\.by_user"),
+            dpfy.PrivateTraining(net, optimizer, train, wrong, tmp_path / "a"),
+        ):
+            pass
+        assert not (tmp_path / "a").exists()
