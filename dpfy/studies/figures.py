@@ -86,10 +86,13 @@ def heat(
         plot.set_xlabel(axes.x)
         plot.set_ylabel(axes.y)
         if write:
-            middle = (max(map(max, values)) + min(map(min, values))) / 2
+            top = max(map(max, values))
+            middle, digits = (top + min(map(min, values))) / 2, 0 if top >= 10 else 1
             for i, row in enumerate(values):
                 for j, value in enumerate(row):
-                    plot.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7, color="w" if value < middle else "k")
+                    plot.text(
+                        j, i, f"{value:.{digits}f}", ha="center", va="center", fontsize=7, color="w" if value < middle else "k"
+                    )
         return _svg(canvas)
 
 
