@@ -3,45 +3,40 @@
 A unit falls secretly and uniformly into one of m bins. With it the noisy release is a mixture over bins j of Gaussians around m_j (the
 response to the steps of bin j), without it one Gaussian around zero: P = mean of N(m_j, s^2 I) against Q = N(0, s^2 I). For strategies
 with non-negative entries this pair dominates, adaptively (Chua et al. 2024; Choquette-Choo et al. 2024). Only the inner products of
-the m_j matter.
+the m_j matter. Where they are all zero, no chance is needed: see :mod:`dpfy.accounting.bins_orthogonal`.
 
-Variance reduction: given everything orthogonal to m_J, the region L = log P/Q >= epsilon is a half line t >= t* in the direction of m_J
-(inner products are non-negative, so L increases along it), and its mass under P_J and Q is exact. The estimate of
-delta = mean over J of P_J(L >= eps) - e^eps Q(L >= eps) is the mean of h(t*) over draws of the orthogonal part, and h never exceeds
-the delta of the unamplified Gaussian. That upper limit B makes the confidence rigorous: for a true mean mu and a fixed
-0 <= lam <= 1/B the product of 1 + lam (mu - X_i) has expectation one, so it exceeds 1/beta with probability at most beta (Markov).
+Delta is the mean of draws that lie between 0 and a known limit B (:mod:`dpfy.accounting.bins_tilted`). That limit makes the confidence
+rigorous: for a true mean mu and a fixed 0 <= lam <= 1/B the product of 1 + lam (mu - X_i) has expectation one, so it exceeds 1/beta with
+probability at most beta (Markov).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
 
+from dpfy.accounting.bins_orthogonal import Orthogonal
+from dpfy.accounting.bins_tilted import Adding, Array, Drawn, Pair, Removing, adding, removing
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import BallsInBins, flatten
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
-Array = NDArray[np.float64]
-SAMPLES = 2**18
+SAMPLES = 2**17
+MOST_SAMPLES = 2**19
 FAILURE = 1e-9
 """Probability, over the Monte Carlo draws, that a bound of a curve does not hold; it is added to every delta."""
-CHUNK = 2**13
-SHARES = (1 / 3, 0.6, 0.85)
-MOST_TILT = 4.0
-MOST_FACTOR = 16
-MARGIN = 0.93
-"""The guess is made for a little less than delta, so that fresh draws are likely to certify it at once."""
-TOGETHER = 0.7
-"""How far the bins are moved together, as a part of epsilon. A choice of speed: the weights keep every estimate unbiased."""
-ROUNDS = 60
+PILOT = 8
+"""The tilt is chosen with draws of their own, in all about one for this many."""
+GRID, SPACING = 32, 0.003
+"""How many epsilons around the guess are tried, and how far apart they are."""
+WIDE = 0.08
+"""More draws are made where confidence would cost more than this part of delta."""
 
 
 @dataclass(frozen=True)
@@ -54,98 +49,145 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The two distributions, up to rotation: inner products of the bins' responses in units of the noise."""
+class Pilots:
+    """Draws that choose the tilts and guess epsilon. They decide nothing but how tight the bound will be."""
 
-    gram: Array
-    root: Array = field(repr=False)
-    diagonal: bool
+    drawn: tuple[Drawn, ...]
 
     @classmethod
-    def of(cls, event: BallsInBins) -> Pair:
-        """The pair of an event."""
-        gram = np.asarray(event.gram, dtype=np.float64) / event.noise_multiplier**2
-        if not (gram - np.diag(gram.diagonal())).any():
-            return cls(gram, np.sqrt(gram), True)
-        values, vectors = np.linalg.eigh(gram)
-        return cls(gram, vectors * np.sqrt(np.maximum(values, 0)), False)
+    def of(cls, pair: Pair, tilts: tuple[Removing | Adding, ...], samples: int, seed: int) -> Pilots:
+        """A few draws of each tilt."""
+        count = max(1000, samples // (PILOT * len(tilts)))
+        return cls(tuple(t.draw(pair, count, np.random.default_rng([seed, 7, k])) for k, t in enumerate(tilts)))
 
-    def gaussian_delta(self, epsilon: float) -> float:
-        """delta of the longest response alone: no draw of h exceeds it."""
-        norm = math.sqrt(float(self.gram.diagonal().max()))
-        upper = float(ndtr(norm / 2 - epsilon / norm))
-        return upper - math.exp(epsilon + float(log_ndtr(-norm / 2 - epsilon / norm)))
+    def best(self, epsilon: float, samples: int) -> tuple[Drawn, float]:
+        """The draws of the tilt that would bound delta best, and what confidence would cost it with `samples` draws."""
+        costs = [(_cost(drawn, epsilon, samples), k) for k, drawn in enumerate(self.drawn)]
+        cost, k = min(costs)
+        return self.drawn[k], cost
 
-    def draws(self, epsilon: float, direction: int, count: int, share: float, rng: np.random.Generator) -> Array:
-        """`count` independent draws of h, weighted: direction +1 removes the unit (P against Q), -1 adds it (Q against P).
+    def likely(self, epsilon: float, samples: int) -> float:
+        """The bound to be expected."""
+        drawn, cost = self.best(epsilon, samples)
+        return float(drawn.values(epsilon).mean()) + cost
 
-        The orthogonal part comes from Q with probability `share`, else from Q moved along one response (one other bin stands out) or
-        along the sum of all responses (all bins stand out a little); the weight, Q over this mixture, is at most 1 / share.
+
+@dataclass(frozen=True)
+class BinsCurve:
+    """The privacy curve of one balls-in-bins release, both directions.
+
+    Guarantees: with probability at least 1 - FAILURE over the Monte Carlo draws, `delta` and `epsilon` are upper bounds, and FAILURE is
+    already added to delta: the release and its bill together satisfy what is stated. Where no two bins overlap the bounds are certain.
+    """
+
+    event: BallsInBins
+    samples: int = SAMPLES
+
+    def delta(self, epsilon: float) -> float:
+        """An upper bound on delta at `epsilon`."""
+        pair = Pair.of(self.event)
+        if pair.diagonal:
+            return _orthogonal(pair).delta(epsilon)
+        return min(1.0, max(e.bound for e in self.estimates(epsilon, seed=1, failure=FAILURE).values()) + FAILURE)
+
+    def epsilon(self, delta: float) -> float:
+        """An upper bound on epsilon at `delta`: guessed from one set of draws, certified by another. Remembered."""
+        return _epsilon(self, delta)
+
+    def certified(self, delta: float) -> float:
+        """As `epsilon`, computed now."""
+        pair = Pair.of(self.event)
+        most = _root(lambda e: pair.gaussian_delta(e) - delta, None)
+        if pair.diagonal:
+            orthogonal = _orthogonal(pair)
+            return _root(lambda e: orthogonal.delta(e) - delta, most)
+        return self._certified(pair, delta, most) if delta > 2 * FAILURE else most
+
+    def epsilon_lower(self, delta: float) -> float | None:
+        """None: the draws certify from above only."""
+        return None
+
+    def estimates(self, epsilon: float, *, seed: int, failure: float) -> dict[str, Estimate]:
+        """delta at `epsilon` in both directions, from fresh draws; the bounds hold together with the stated failure."""
+        pair = Pair.of(self.event)
+        found = {}
+        for name, tilts in _tilts(pair, epsilon).items():
+            pilot, _ = Pilots.of(pair, tilts, self.samples, seed).best(epsilon, self.samples)
+            drawn = pilot.tilt.draw(pair, self.samples, np.random.default_rng([seed, len(name), self.samples]))
+            values, limit = drawn.values(epsilon), drawn.limit(epsilon)
+            bound = upper_bound(values, limit, float(pilot.values(epsilon).var()), failure / 2)
+            found[name] = Estimate(float(values.mean()), float(values.std() / math.sqrt(len(values))), bound)
+        return found
+
+    def _certified(self, pair: Pair, delta: float, most: float) -> float:
+        """Guess epsilon with the pilots' draws, then take the least epsilon around the guess that fresh draws certify.
+
+        The epsilons to choose from are fixed before the fresh draws are made, and each may fail with its part of FAILURE.
         """
-        if len(self.gram) == 1:
-            return np.full(count, self.gaussian_delta(epsilon))
-        rest = (1 - share) / 2
-        bins = len(self.gram)
-        shift, tilt = self._shift(direction * epsilon), self._tilt(epsilon)
-        pieces = []
-        for j, many in enumerate(rng.multinomial(count, np.full(bins, 1 / bins))):
-            for start in range(0, many, CHUNK):
-                normals = rng.standard_normal((min(CHUNK, many - start), bins))
-                component = rng.choice(3, size=len(normals), p=(share, rest, rest))
-                normals[component == 1] += tilt * self.root[rng.integers(bins, size=int((component == 1).sum()))]
-                normals[component == 2] += shift
-                inner = normals * self.root.diagonal() if self.diagonal else normals @ self.root.T
-                with np.errstate(over="ignore"):
-                    loss = np.exp(tilt * inner - tilt**2 * self.gram.diagonal() / 2).mean(axis=1)
-                    moved = np.exp(normals @ shift - shift @ shift / 2)
-                weight = 1 / (share + rest * loss + rest * moved)
-                pieces.append(weight * self._masses(j, inner, epsilon, direction))
-        return np.concatenate(pieces)
+        goal, guess = delta - FAILURE, _near(pair, delta, most)
+        for _ in range(2):  # the tilts are chosen for an epsilon, so with a better guess again
+            pilots = [Pilots.of(pair, tilts, self.samples, 0) for tilts in _tilts(pair, guess).values()]
+            guess, samples = self._guess(pilots, goal, most)
+        for attempt in range(8):
+            chosen = [p.best(guess, samples)[0] for p in pilots]
+            fresh = [c.tilt.draw(pair, samples, np.random.default_rng([2 + attempt, k, samples])) for k, c in enumerate(chosen)]
+            failure = FAILURE / 2 ** (attempt + 1) / GRID / len(fresh)
+            grid = [guess * (1 + SPACING * (k - GRID // 4)) for k in range(GRID)]
+            if found := _least(grid, lambda e: all(_holds(*two, e, goal, failure) for two in zip(chosen, fresh, strict=True))):  # noqa: B023
+                return min(found, most)
+            guess = grid[-1]
+        return most
 
-    def _tilt(self, epsilon: float) -> float:
-        """How far along one response the loss of its bin alone reaches epsilon for the whole mixture."""
-        return min(0.5 + (epsilon + math.log(len(self.gram))) / float(self.gram.diagonal().mean()), MOST_TILT)
+    def _guess(self, pilots: list[Pilots], goal: float, most: float) -> tuple[float, int]:
+        """The epsilon to be expected, and how many draws keep the price of confidence small."""
+        samples = self.samples
+        while True:
+            guess = _root(lambda e: max(p.likely(e, samples) for p in pilots) - goal, most)  # noqa: B023
+            cost = max(p.best(guess, samples)[1] for p in pilots)
+            if cost <= WIDE * goal or samples >= MOST_SAMPLES:
+                return guess, samples
+            samples *= 2
 
-    def _shift(self, level: float) -> Array:
-        """A move along the sum of the responses that brings the loss of a typical bin a good part of the way to `level`."""
-        total = self.root.sum(axis=0)
-        reach = float((self.root @ total).mean())
-        size = max(-0.75, min(level, 1.0)) * TOGETHER / reach
-        return np.asarray(size * total)
 
-    def _masses(self, j: int, inner: Array, epsilon: float, direction: int) -> Array:
-        norm = math.sqrt(float(self.gram[j, j]))
-        along = self.gram[:, j] / norm
-        across = inner - np.outer(inner[:, j] / norm, along) if not self.diagonal else inner
-        if self.diagonal:
-            across[:, j] = 0
-        threshold = self._threshold(j, across, along, direction * epsilon)
-        if direction > 0:
-            return np.asarray(ndtr(norm - threshold) - np.exp(epsilon + log_ndtr(-threshold)))
-        return np.asarray(ndtr(threshold) - np.exp(epsilon + log_ndtr(threshold - norm)))
+def _tilts(pair: Pair, epsilon: float) -> dict[str, tuple[Removing | Adding, ...]]:
+    return {"remove": removing(pair, epsilon), "add": adding(pair, epsilon)}
 
-    def _threshold(self, j: int, across: Array, along: Array, level: float) -> Array:
-        """t with L(t) = level, L(t) = log mean over k of exp(across_k + along_k t - |m_k|^2 / 2), for each row.
 
-        L is convex and increasing in t: Newton's steps from the right never pass t. Bins that do not overlap with j do not move.
-        """
-        bins, norm = len(along), along[j]
-        moving = along > 0
-        fixed = np.exp(across[:, ~moving] - self.gram.diagonal()[None, ~moving] / 2).sum(axis=1)
-        offset = across[:, moving] - self.gram.diagonal()[None, moving] / 2
-        slope = along[moving][None, :]
-        total = bins * math.exp(level)
-        t = np.full(len(across), (level + math.log(bins)) / norm + norm / 2)
-        floor = -40.0
-        for _ in range(ROUNDS):
-            terms = np.exp(offset + slope * t[:, None])
-            value = fixed + terms.sum(axis=1)
-            step = value * np.log(value / total) / (terms * slope).sum(axis=1)
-            moved = np.maximum(t - np.maximum(step, 0), floor)
-            if np.abs(moved - t).max() < 1e-11:
-                break
-            t = moved
-        return np.where(fixed >= total, -np.inf, t)
+def _near(pair: Pair, delta: float, most: float) -> float:
+    """An epsilon for which the tilts are chosen: where the least limit of a draw is a few times delta."""
+    return _root(lambda e: min(t.limit(pair, e) for t in removing(pair, e)) - 30 * delta, most)
+
+
+def _cost(drawn: Drawn, epsilon: float, samples: int) -> float:
+    odds = math.log(4 * GRID / FAILURE)
+    return math.sqrt(2 * odds * float(drawn.values(epsilon).var()) / samples) + odds * drawn.limit(epsilon) / samples
+
+
+def _orthogonal(pair: Pair) -> Orthogonal:
+    return Orthogonal(tuple(math.sqrt(g) for g in pair.gram.diagonal()))
+
+
+def _least(grid: list[float], holds: Callable[[float], bool]) -> float | None:
+    """The least value of an ascending grid that holds, found by bisection; None if the last does not."""
+    if not holds(grid[-1]):
+        return None
+    low, high = -1, len(grid) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(grid[middle]) else (middle, high)
+    return grid[high]
+
+
+def _holds(pilot: Drawn, fresh: Drawn, epsilon: float, goal: float, failure: float) -> bool:
+    """Whether the fresh draws certify that delta at `epsilon` is at most `goal`."""
+    values, limit = fresh.values(epsilon), fresh.limit(epsilon)
+    lam = _stake(len(values), limit, float(pilot.values(epsilon).var()), failure)
+    return goal >= limit or float(np.log1p(lam * (goal - values)).sum()) >= math.log(1 / failure)
+
+
+def _stake(count: int, limit: float, variance: float, failure: float) -> float:
+    """lam: about the best for draws of this variance."""
+    return min(0.999 / limit, math.sqrt(2 * math.log(1 / failure) / (count * max(variance, 1e-300))))
 
 
 def upper_bound(draws: Array, most: float, variance: float, failure: float) -> float:
@@ -156,9 +198,9 @@ def upper_bound(draws: Array, most: float, variance: float, failure: float) -> f
     count, log_odds = len(draws), math.log(1 / failure)
     if most <= 0:
         return 0.0
-    lam = min(0.999 / most, math.sqrt(2 * log_odds / (count * max(variance, 1e-300))))
+    lam = _stake(count, most, variance, failure)
     low, high = max(0.0, float(draws.mean())), most  # a delta is never negative
-    for _ in range(100):
+    for _ in range(60):
         middle = (low + high) / 2
         if float(np.log1p(lam * (middle - draws)).sum()) >= log_odds:
             high = middle
@@ -167,89 +209,9 @@ def upper_bound(draws: Array, most: float, variance: float, failure: float) -> f
     return min(high, most)
 
 
-@dataclass(frozen=True)
-class BinsCurve:
-    """The privacy curve of one balls-in-bins release, both directions.
-
-    Guarantees: with probability at least 1 - FAILURE over the Monte Carlo draws, `delta` and `epsilon` are upper bounds, and FAILURE is
-    already added to delta: the release and its bill together satisfy what is stated.
-    """
-
-    event: BallsInBins
-    samples: int = SAMPLES
-
-    def delta(self, epsilon: float) -> float:
-        """An upper bound on delta at `epsilon`."""
-        return min(1.0, max(e.bound for e in self.estimates(epsilon, seed=1, failure=FAILURE).values()) + FAILURE)
-
-    def epsilon(self, delta: float) -> float:
-        """An upper bound on epsilon at `delta`: guessed from one set of draws, certified by another. Remembered."""
-        return _epsilon(self, delta)
-
-    def certified(self, delta: float) -> float:
-        """As `epsilon`, computed now."""
-        if delta <= 2 * FAILURE:
-            return math.inf
-        pair = Pair.of(self.event)
-        if len(pair.gram) == 1:
-            return self._unamplified(pair, delta)
-        guess = _root(lambda e: self._quick(pair, e) - MARGIN * (delta - FAILURE), self._unamplified(pair, delta))
-        if (factor := self._factor(pair, guess, delta)) > 1:
-            return BinsCurve(self.event, self.samples * factor).certified(delta)
-        for attempt in range(12):
-            bounds = self.estimates(guess, seed=2 + attempt, failure=FAILURE / 2 ** (attempt + 1))
-            if max(e.bound for e in bounds.values()) + FAILURE <= delta:
-                return guess
-            guess *= 1 + 0.004 * 2**attempt
-        return self._unamplified(pair, delta)
-
-    def epsilon_lower(self, delta: float) -> float | None:
-        """None: the draws certify from above only."""
-        return None
-
-    def estimates(self, epsilon: float, *, seed: int, failure: float) -> dict[str, Estimate]:
-        """delta at `epsilon` in both directions, from fresh draws; the bounds hold together with the stated failure."""
-        pair = Pair.of(self.event)
-        most = pair.gaussian_delta(epsilon)
-        found = {}
-        for name, direction in (("remove", 1), ("add", -1)):
-            rng = np.random.default_rng([seed, direction % 3, self.samples])
-            _, share, variance = _pilot(pair, epsilon, direction, self.samples, rng)
-            draws = pair.draws(epsilon, direction, self.samples, share, rng)
-            bound = upper_bound(draws, most / share, variance, failure / 2)
-            found[name] = Estimate(float(draws.mean()), float(draws.std() / math.sqrt(len(draws))), bound)
-        return found
-
-    def _quick(self, pair: Pair, epsilon: float) -> float:
-        """A first idea of the certified bound, from a part of the draws, always the same ones."""
-        rngs = {direction: np.random.default_rng([0, direction % 3]) for direction in (1, -1)}
-        return max(_pilot(pair, epsilon, direction, self.samples, rng)[0] for direction, rng in rngs.items())
-
-    def _factor(self, pair: Pair, guess: float, delta: float) -> int:
-        """More draws where the confidence would cost more than a tenth of delta."""
-        cost = math.log(4 / FAILURE) * pair.gaussian_delta(guess) / self.samples
-        return 4 if cost > 0.1 * delta and self.samples < MOST_FACTOR * SAMPLES else 1
-
-    @staticmethod
-    def _unamplified(pair: Pair, delta: float) -> float:
-        return _root(lambda e: pair.gaussian_delta(e) - delta, None)
-
-
 @lru_cache(maxsize=64)
 def _epsilon(curve: BinsCurve, delta: float) -> float:
     return curve.certified(delta)
-
-
-def _pilot(pair: Pair, epsilon: float, direction: int, samples: int, rng: np.random.Generator) -> tuple[float, float, float]:
-    """(likely bound, share, variance) of the best share for a run of `samples` draws, from an eighth as many draws."""
-    odds, most = math.log(4 / FAILURE), pair.gaussian_delta(epsilon)
-    options = []
-    for share in SHARES:
-        draws = pair.draws(epsilon, direction, max(1000, samples // (8 * len(SHARES))), share, rng)
-        variance = float(draws.var())
-        likely = float(draws.mean()) + math.sqrt(2 * odds * variance / samples) + odds * most / share / samples
-        options.append((likely, share, variance))
-    return min(options)
 
 
 def _root(function: Callable[[float], float], high: float | None) -> float:
@@ -274,6 +236,7 @@ class MonteCarlo:
 
     samples: int = SAMPLES
     name: str = "monte-carlo"
+    tolerance: float = 2e-3  # of calibration: certified epsilons are this far apart
 
     def why_not(self, event: object, adjacency: Adjacency) -> str | None:
         """None for one balls-in-bins release under add-or-remove or zero-out."""

@@ -25,6 +25,8 @@ def noise(
 ) -> float:
     """The least noise multiplier, to a relative 4e-5, for which ``make_event(noise)`` is (epsilon, delta)-private.
 
+    An accountant whose figures are coarser than that names a `tolerance` of its own.
+
     Guarantees: the epsilon that `accountant` computes at the value returned is at most `epsilon`. An unreachable target raises
     `InvalidInput` and names the least epsilon that was reached.
     """
@@ -35,10 +37,10 @@ def noise(
     def reached(multiplier: float) -> float:
         return route.curve(make_event(multiplier), adjacency).epsilon(delta)
 
-    return least(reached, target, start=1.0)
+    return least(reached, target, start=1.0, tolerance=getattr(route, "tolerance", TOLERANCE))
 
 
-def least(reached: Callable[[float], float], target: float, *, start: float) -> float:
+def least(reached: Callable[[float], float], target: float, *, start: float, tolerance: float = TOLERANCE) -> float:
     """The least x, to a relative tolerance, with ``reached(x) <= target``, for a function that falls as x grows.
 
     Guarantees: the value returned was evaluated and is on the private side. Secant steps in logarithms, aimed just below the target
@@ -47,12 +49,12 @@ def least(reached: Callable[[float], float], target: float, *, start: float) -> 
     (low, above), (high, below) = _bracket(reached, target, start)
     points = [(math.log(low), above), (math.log(high), below)]
     for attempt in range(200):
-        if high / low <= 1 + TOLERANCE or below >= -TOLERANCE:
+        if high / low <= 1 + tolerance or below >= -tolerance:
             break
         (x0, y0), (x1, y1) = points
         middle = math.sqrt(low * high)
         if math.isfinite(y0) and math.isfinite(y1) and y0 != y1 and attempt % 4 != 3:
-            guess = x1 + (-TOLERANCE / 2 - y1) * (x1 - x0) / (y1 - y0)
+            guess = x1 + (-tolerance / 2 - y1) * (x1 - x0) / (y1 - y0)
             if math.log(low) < guess < math.log(high):
                 middle = math.exp(guess)
         value = _gap(reached(middle), target)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting.bins import BinsCurve, MonteCarlo, Pair, upper_bound
+from dpfy.accounting import bins_orthogonal, calibrate
+from dpfy.accounting.bins import BinsCurve, MonteCarlo, upper_bound
+from dpfy.accounting.bins_orthogonal import Orthogonal
+from dpfy.accounting.bins_tilted import Adding, Pair, Removing
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import BallsInBins, Composed, Gaussian, Repeated
 from dpfy.core.unit import Adjacency
@@ -38,31 +42,48 @@ CASES = {
 }
 
 
+VERIFIED = {"100 bins, low noise": 0.0027, "100 bins, high noise": 0.0010, "64 bins": 0.0007, "64 bins, 16 bands": 0.0013}
+"""Standard errors of the verified epsilons."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_estimate_meets_the_verified_epsilon(name):
     """At the verified epsilon delta is 1e-5, known to 3% at worst; false alarm below 1e-5 with five standard errors."""
     release, epsilon = CASES[name]
-    found = BinsCurve(release, 2**17).estimates(epsilon, seed=1, failure=1e-9)
+    found = BinsCurve(release, 2**16).estimates(epsilon, seed=1, failure=1e-9)
     worst = max(found.values(), key=lambda e: e.mean)
     assert abs(worst.mean - 1e-5) < 5 * math.hypot(worst.standard_error, 3e-7)
-    assert worst.standard_error < 6e-6
+    assert worst.standard_error < 2e-6
     assert all(e.bound >= e.mean for e in found.values())
     assert worst is found["remove"]
 
 
-@pytest.mark.parametrize("name", ["100 bins, low noise", pytest.param("64 bins, 16 bands", marks=pytest.mark.slow)])
-def test_the_certified_epsilon_is_above_the_truth_and_below_no_amplification(name):
-    release, truth = CASES[name]
-    certified = BinsCurve(release, 2**16).epsilon(1e-5)
-    assert truth < certified < truth * 1.12
+@pytest.mark.parametrize("name", CASES)
+def test_the_certified_epsilon_is_the_verified_one_or_a_little_above(name):
+    """Bins that do not overlap leave nothing to chance; the others cost at most a percent of confidence."""
+    release, verified = CASES[name]
+    certified = BinsCurve(release).epsilon(1e-5)
+    above = 0.01 * verified if name == "64 bins, 16 bands" else 1e-3 * verified
+    assert verified - 5 * VERIFIED[name] < certified < verified + 5 * VERIFIED[name] + above
     assert Pair.of(release).gaussian_delta(certified) > 10 * 1e-5
+
+
+@pytest.mark.parametrize("sigma", [1.0, 8.0])
+def test_certified_epsilons_hold_for_fresh_draws(sigma):
+    """Five standard errors of an estimate with seeds of its own, at low and at high noise; and they are not loose."""
+    release = event(sigma, banded_gram())
+    certified = BinsCurve(release, 2**15).epsilon(1e-5)
+    fresh = BinsCurve(release, 2**16).estimates(certified, seed=77, failure=1e-9)
+    worst = max(fresh.values(), key=lambda e: e.mean)
+    assert worst.mean - 5 * worst.standard_error < 1e-5
+    assert worst.mean > 0.75e-5
 
 
 def test_one_bin_is_the_gaussian_mechanism():
     curve = BinsCurve(event(4.0, np.array([[8.0]])), 2**14)
-    assert curve.epsilon(1e-5) == pytest.approx(2.9432252398013663, rel=2e-3)
+    assert curve.epsilon(1e-5) == pytest.approx(2.9432252398013663, rel=2e-4)
     assert curve.epsilon(1e-5) >= 2.9432252398013663
-    assert curve.delta(2.9432252398013663) == pytest.approx(1e-5, rel=2e-2)
+    assert curve.delta(2.9432252398013663) == pytest.approx(1e-5, rel=1e-4)
 
 
 def test_more_bins_amplify_more():
@@ -70,26 +91,99 @@ def test_more_bins_amplify_more():
     assert values[0] > 2 * values[1] > 4 * values[2]
 
 
-def test_both_directions_against_numeric_integration():
-    """Two orthogonal bins: delta by a sum over a fine grid of the plane."""
-    norm, epsilon = 1.5, 0.8
+def plane(gram: list[list[float]], epsilon: float) -> dict[str, float]:
+    """Two bins: delta in both directions by a sum over a fine grid of the plane."""
+    first, second = np.linalg.cholesky(np.array(gram))
     grid = np.linspace(-8, 10, 1801)
     x, y = np.meshgrid(grid, grid)
     cell = (grid[1] - grid[0]) ** 2 / (2 * math.pi)
     q = np.exp(-(x**2 + y**2) / 2) * cell
-    p = (np.exp(-((x - norm) ** 2 + y**2) / 2) + np.exp(-(x**2 + (y - norm) ** 2) / 2)) / 2 * cell
-    truth = {"remove": np.maximum(p - math.exp(epsilon) * q, 0).sum(), "add": np.maximum(q - math.exp(epsilon) * p, 0).sum()}
-    found = BinsCurve(event(1.0, norm**2 * np.eye(2)), 2**17).estimates(epsilon, seed=5, failure=1e-9)
+    p = sum(np.exp(-((x - m[0]) ** 2 + (y - m[1]) ** 2) / 2) for m in (first, second)) / 2 * cell
+    raised = math.exp(epsilon)
+    return {"remove": float(np.maximum(p - raised * q, 0).sum()), "add": float(np.maximum(q - raised * p, 0).sum())}
+
+
+@pytest.mark.parametrize("overlap", [0.0, 1.1, 2.0])
+@pytest.mark.parametrize("epsilon", [0.1, 0.8, 2.0])
+def test_both_directions_against_numeric_integration(overlap, epsilon):
+    gram = [[2.25, overlap], [overlap, 2.25]]
+    truth = plane(gram, epsilon)
+    found = BinsCurve(event(1.0, np.array(gram)), 2**16).estimates(epsilon, seed=5, failure=1e-9)
     for direction, value in truth.items():
         assert abs(found[direction].mean - value) < 5 * found[direction].standard_error + 1e-5
-        assert found[direction].bound >= value
-    overlap = event(1.0, norm**2 * np.array([[1.0, 0.5], [0.5, 1.0]]))
-    angle = math.acos(0.5)
-    far = norm * np.array([math.cos(angle), math.sin(angle)])
-    p = (np.exp(-((x - norm) ** 2 + y**2) / 2) + np.exp(-((x - far[0]) ** 2 + (y - far[1]) ** 2) / 2)) / 2 * cell
-    found = BinsCurve(overlap, 2**17).estimates(epsilon, seed=6, failure=1e-9)
-    assert abs(found["remove"].mean - np.maximum(p - math.exp(epsilon) * q, 0).sum()) < 5 * found["remove"].standard_error + 1e-5
-    assert abs(found["add"].mean - np.maximum(q - math.exp(epsilon) * p, 0).sum()) < 5 * found["add"].standard_error + 1e-5
+        assert value - 1e-5 <= found[direction].bound < 1.2 * value + 1e-3
+    if not overlap:
+        exact = Orthogonal((1.5, 1.5))
+        assert exact.removed(epsilon) == pytest.approx(truth["remove"], rel=1e-3)
+        assert exact.added(epsilon) == pytest.approx(truth["add"], rel=1e-3)
+        assert exact.delta(epsilon) >= truth["remove"] * (1 - 1e-4)
+
+
+@pytest.mark.parametrize("norms", [(0.6,) * 30, (3.0,) * 8, (1.0, 1.0, 2.0)])
+@pytest.mark.parametrize("epsilon", [0.2, 1.5, 4.0])
+def test_both_ways_to_convolve_agree_and_chance_agrees_with_them(norms, epsilon):
+    exact = Orthogonal(norms)
+    put, rounding = exact.put(math.exp(epsilon))
+    assert 1 - math.exp(epsilon) + put == pytest.approx(exact.call(math.exp(epsilon)), rel=2e-2, abs=2 * rounding)
+    found = BinsCurve(event(1.0, np.diag(np.square(norms))), 2**15).estimates(epsilon, seed=3, failure=1e-9)
+    assert (
+        abs(found["remove"].mean - exact.removed(epsilon))
+        < 5 * found["remove"].standard_error + 1e-3 * exact.removed(epsilon) + 1e-9
+    )
+    assert abs(found["add"].mean - exact.added(epsilon)) < 5 * found["add"].standard_error + 1e-3 * exact.added(epsilon) + 1e-9
+
+
+def test_a_finer_grid_lowers_the_bound(monkeypatch):
+    """The error of the grid is on the private side, in both ways of computing."""
+    exact, strike = Orthogonal((0.8,) * 50), math.exp(0.5)
+    coarse = exact.call(strike), exact.put(strike)[0]
+    monkeypatch.setattr(bins_orthogonal, "DIRECT_CELLS", 2**10)
+    monkeypatch.setattr(bins_orthogonal, "LEAST_CELLS", 2**10)
+    monkeypatch.setattr(bins_orthogonal, "SPREAD", 1.0)
+    assert exact.call(strike) > coarse[0] * 1.001
+    assert exact.put(strike)[0] > coarse[1] * (1 + 1e-9)
+
+
+TILTS = [
+    Removing(),
+    Removing(2),
+    Removing(5),
+    Removing(9),
+    Removing(stretch=1.5),
+    Removing(stretch=3.0),
+    Adding(0.0),
+    Adding(3.0),
+    Adding(1.0),
+]
+
+
+@pytest.mark.parametrize("tilt", TILTS)
+def test_every_tilt_has_the_same_mean_and_keeps_its_limit(tilt):
+    """Unbiased whatever the tilt, and no draw above the limit that the confidence rests on; two bins that overlap, and many."""
+    gram = [[1.0, 0.4], [0.4, 1.4]]
+    pair = Pair.of(event(1.0, np.array(gram)))
+    drawn = tilt.draw(pair, 40_000, np.random.default_rng(1))
+    for epsilon in (0.2, 1.0):
+        values = drawn.values(epsilon)
+        truth = plane(gram, epsilon)["remove" if isinstance(tilt, Removing) else "add"]
+        assert abs(values.mean() - truth) < 5 * values.std() / 200 + 1e-5
+        assert values.min() >= 0
+        assert values.max() <= drawn.limit(epsilon)
+    many = Pair.of(event(2.0, banded_gram()))
+    wide = tilt.draw(many, 20_000, np.random.default_rng(2))
+    assert all(wide.values(e).max() <= wide.limit(e) for e in (0.1, 1.0, 3.0))
+
+
+def test_the_limit_of_several_picks_covers_picks_of_one_bin():
+    """The largest weight: all picks the same bin, found by trying all picks of three bins."""
+    gram = np.array([[1.0, 0.7, 0.1], [0.7, 1.3, 0.2], [0.1, 0.2, 0.9]])
+    pair = Pair.of(event(1.0, gram))
+    for picks in (2, 3, 4):
+        weights = []
+        for chosen in itertools.product(range(3), repeat=picks):
+            parts = [np.exp(gram[:, chosen[:a]].sum(axis=1)).mean() for a in range(1, picks)]
+            weights.append(math.prod(parts))
+        assert math.exp(pair.log_weights[:picks].sum()) >= max(weights) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("rate", [0.002, 0.05])
@@ -120,7 +214,20 @@ def test_what_it_does_not_read():
         BallsInBins(1.0, ((1.0, -0.1), (-0.1, 1.0)))
     with pytest.raises(InvalidInput, match="square"):
         BallsInBins(1.0, ((1.0, 0.1),))
-    assert BinsCurve(release).epsilon(1e-9) == math.inf
+
+
+def test_without_room_for_the_confidence_nothing_is_gained_by_overlapping_bins():
+    release = event(2.0, banded_gram())
+    assert Pair.of(release).gaussian_delta(BinsCurve(release).epsilon(1e-9)) <= 1e-9
+    apart = CASES["64 bins"][0]
+    assert BinsCurve(apart).epsilon(1e-9) < Pair.of(apart).gaussian_delta(0) * 10
+
+
+def test_calibration_ends_on_the_private_side():
+    gram = CASES["64 bins"][0].gram
+    noise = calibrate.noise(lambda s: BallsInBins(s, gram), 2.5, 1e-5, accountant="monte-carlo")
+    assert noise == pytest.approx(2.0, rel=4e-3)
+    assert accounting.epsilon(BallsInBins(noise, gram), 1e-5, accountant="monte-carlo") <= 2.5
 
 
 @pytest.mark.parametrize("name", [name for name in accounting.TABLE if name != "monte-carlo"])
