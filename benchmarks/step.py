@@ -36,6 +36,7 @@ from dpfy.core.events import Gaussian
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.gradients.bookkeeping import BookkeepingEngine
+from dpfy.gradients.captured import WARM, CapturedSum
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
@@ -60,16 +61,46 @@ def plain(model: nn.Module, case: Case) -> Step:
     return step
 
 
-def private(model: nn.Module, case: Case, noise: float = NOISE) -> Step:
+def plain_graph(model: nn.Module, case: Case) -> Step:
+    """The plain step with forward and backward captured as a CUDA graph."""
+    optimizer, usual, taken = torch.optim.SGD(model.parameters(), lr=RATE), plain(model, case), []
+    graph, mine = torch.cuda.CUDAGraph(), []
+
+    def step(x: Tensor, y: Tensor) -> None:
+        if len(taken) < WARM:
+            usual(x, y)
+            taken.append(True)
+            return
+        if not mine:
+            mine.extend([x.clone(), y.clone()])
+            for p in model.parameters():
+                p.grad = None
+            with torch.cuda.graph(graph):
+                case.losses(model(mine[0]), mine[1]).mean().backward()
+        mine[0].copy_(x)
+        mine[1].copy_(y)
+        graph.replay()
+        optimizer.step()
+
+    return step
+
+
+def private_graph(model: nn.Module, case: Case) -> Step:
+    """The private step as ``Runtime(graph=True)`` runs it."""
+    return private(model, case, graph=True)
+
+
+def private(model: nn.Module, case: Case, noise: float = NOISE, graph: bool = False) -> Step:
     """What the training loop does: forward, bounded sum, noise by address, division by the batch size, SGD."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     engine, permit, count = BookkeepingEngine(), Permit("benchmark", Gaussian(NOISE), 10**9, "none"), iter(range(10**9))
     stream = NoiseStream(Identity(), noise, Randomness.for_tests(0), divisor=len(case.batch()[1]), in_place=True)
     engine.attach(model)
-    parameters = dict(model.named_parameters())
+    parameters, clip = dict(model.named_parameters()), FlatClip(CLIP)
+    captured = CapturedSum(engine, lambda x, y: case.losses(model(x), y))
 
     def step(x: Tensor, y: Tensor) -> None:
-        total = engine.bounded_sum(case.losses(model(x), y), FlatClip(CLIP))
+        total = captured((x, y), clip, None) if graph else engine.bounded_sum(case.losses(model(x), y), clip)
         released, _ = stream.release(total, next(count), {}, permit)
         hand_over(released, parameters)
         optimizer.step()
@@ -148,6 +179,8 @@ STEPS: dict[str, Callable[[nn.Module, Case], Step]] = {
     "plain": plain,
     "dpfy": private,
     "dpfy without noise": silent,
+    "plain graph": plain_graph,
+    "dpfy graph": private_graph,
     "opacus hooks": opacus_step(ghost=False),
     "opacus ghost": opacus_step(ghost=True),
     "vmap": vmap_step,
@@ -195,13 +228,14 @@ def disagreement(case: Case, device: str, dtype: torch.dtype) -> float:
     return gap / math.sqrt(sum(float(b.square().sum()) for b in expected))
 
 
-def peak(step: Step, batch: Batch) -> float:
-    """MiB of all tensors on the GPU at the highest point of one step."""
+def peak(step: Step, batch: Batch, captured: bool) -> float:
+    """MiB of all tensors on the GPU at the highest point of one step; of a captured one, all that the process holds for it."""
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     step(*batch)
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 2**20
+    return (torch.cuda.memory_reserved() if captured else torch.cuda.max_memory_allocated()) / 2**20
 
 
 def peak_apart(name: str, kind: str, dtype: str) -> float | None:
@@ -232,11 +266,12 @@ def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: arg
     """All implementations of one case, interleaved."""
     clock, steps, rows = Clock(device), {}, {}
     text = str(dtype).removeprefix("torch.")
-    for kind in dict.fromkeys(["plain", *options.steps]):
+    wanted = [kind for kind in options.steps if device == "cuda" or "graph" not in kind]
+    for kind in dict.fromkeys(["plain", *wanted]):
         base = {"case": name, "dtype": text, "step": kind, "seconds": []}
         try:
             steps[kind] = _warm(case, kind, device, dtype)
-            rows[kind] = base | {"peak_mib": peak(*steps[kind]) if device == "cuda" else None}
+            rows[kind] = base | {"peak_mib": peak(*steps[kind], "graph" in kind) if device == "cuda" else None}
         except ImportError:
             continue
         except Exception as error:
@@ -258,14 +293,17 @@ def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: arg
     if device == "cpu" and not options.no_memory:
         for kind, row in rows.items():
             row["peak_mib"] = peak_apart(name, kind, text)
-    return [_summary(row, rows["plain"]) for row in rows.values()]
+    made = {kind: _summary(row, rows["plain"]) for kind, row in rows.items()}
+    if "milliseconds" in (other := made.get("plain graph", {})) and "milliseconds" in (mine := made.get("dpfy graph", {})):
+        mine["ratio_to_plain_graph"] = mine["milliseconds"] / other["milliseconds"]
+    return list(made.values())
 
 
 def _warm(case: Case, kind: str, device: str, dtype: torch.dtype) -> tuple[Step, Batch]:
-    """An implementation that has made three steps."""
+    """An implementation that has made its first steps."""
     model, batch = fresh(case, device, dtype)
     step = STEPS[kind](model, case)
-    for _ in range(3):
+    for _ in range(WARM + 3 if device == "cuda" else 3):
         step(*batch)
     return step, batch
 
@@ -309,6 +347,7 @@ def table(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
             lines.append(f"{start}{r['error']} | | |")
             continue
         spread = f"{r['ratio']:.2f} ({r['ratio_low']:.2f}-{r['ratio_high']:.2f})"
+        spread += f"; {r['ratio_to_plain_graph']:.2f} of plain graph" if "ratio_to_plain_graph" in r else ""
         memory = f"{r['peak_mib']:.0f} ({r['memory_ratio']:.2f})" if r["memory_ratio"] is not None else ""
         lines.append(f"{start}{r['milliseconds']:.2f} | {spread} | {memory} |")
     return "\n".join(lines) + "\n"

@@ -96,6 +96,11 @@ def scaled(t: Tensor, weights: Tensor) -> Tensor:
     return t * weights.to(t.dtype).view(-1, *[1] * (t.dim() - 1))
 
 
+def scaled_wide(t: Tensor, weights: Tensor) -> Tensor:
+    """Rows of `t` times `weights`, in float32 or wider, in one pass."""
+    return t * wide(weights).view(-1, *[1] * (t.dim() - 1))
+
+
 def kept(t: Tensor, keep: Tensor) -> Tensor:
     """`t` with the rows where `keep` is False set to zero (also NaN and infinite ones)."""
     return torch.where(keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros((), dtype=t.dtype, device=t.device))
@@ -136,7 +141,10 @@ class Direct:
         return row_squares(self.grads)[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = wide(self.grads.flatten(1))
+        flat = self.grads.flatten(1)
+        if flat.is_cuda and flat.dtype not in (torch.float32, torch.float64):
+            return wide_product(weights.to(flat.dtype)[None], flat).view(self.grads.shape[1:])
+        flat = wide(flat)
         return torch.mv(flat.t(), weights.to(flat.dtype)).view(self.grads.shape[1:])
 
     def per_example(self, rows: slice) -> Tensor:
@@ -235,7 +243,7 @@ class Outer:
         gram, product = positions**2 * (p + d), positions * p * d
         if batch * p * d <= KEEP_ELEMENTS and PASS_COST * p * d <= 2 * gram:
             return kept_whole(self, batch)
-        return (self._gram() if 2 * gram <= product else norm_by_parts(batch, p * d, self.per_example)), self
+        return (self._gram() if gram <= 0.9 * product else self._products()), self
 
     @property
     def by_gram(self) -> bool:
@@ -247,6 +255,17 @@ class Outer:
         _, positions, p = self.left.shape
         d = self.right.shape[-1]
         return positions * (p + d) <= 2.2 * p * d
+
+    def _products(self) -> Tensor:
+        """Per-example products a few at a time, in memory that is reused."""
+        batch, _, p = self.left.shape
+        chunks, parts = row_chunks(batch, p * self.right.shape[-1], 4 * CACHE_ELEMENTS), []
+        memory = self.left.new_empty(chunks[0].stop, p, self.right.shape[-1])
+        for rows in chunks:
+            each = memory[: rows.stop - rows.start]
+            torch.bmm(self.left[rows].mT, self.right[rows], out=each)
+            parts.append(row_squares(each))
+        return torch.cat(parts)[None]
 
     def _gram(self) -> Tensor:
         """sum over t, s of (left[t] . left[s]) (right[t] . right[s])."""

@@ -19,7 +19,7 @@ from dpfy.gradients.contribution import (
     norm_by_parts,
     row_chunks,
     row_squares,
-    scaled,
+    scaled_wide,
     wide,
 )
 from dpfy.gradients.patches import Window
@@ -139,8 +139,8 @@ class Convolution:
         return views.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        grads = scaled(self.grads, weights.repeat_interleave(self.images) if self.images > 1 else weights)
-        return weight_gradient(wide(self.inputs), wide(grads), wide(self.weight), self.geometry)
+        grads = scaled_wide(self.grads, weights.repeat_interleave(self.images) if self.images > 1 else weights)
+        return weight_gradient(wide(self.inputs), grads, wide(self.weight), self.geometry)
 
     def per_example(self, rows: slice) -> Tensor:
         rows = slice(rows.start * self.images, rows.stop * self.images)
