@@ -3,8 +3,8 @@
     pip install dpfy[text]
     python examples/text.py --model gpt2 --data-dir DATA      # DATA holds shakespeare/input.txt.gz; or set DPFY_DATA
 
-The models come from small random configurations, so nothing is downloaded. A record is a run of `--length` + 1 bytes of the text, no
-byte is in two records, and one record is the unit of privacy: the guarantee is for such a passage, not for a whole play.
+The models come from small random configurations, so nothing is downloaded. An example is a run of `--length` + 1 bytes of the text and no
+byte is in two of them. One example is the unit of privacy: the guarantee is for such a passage, not for a scene or an author.
 """
 
 from __future__ import annotations
@@ -129,8 +129,7 @@ def main(given: list[str] | None = None) -> None:
     data = load(DataConfig(kind="shakespeare", dir=options.data_dir, length=options.length))
     print(data.description)
 
-    unit = dpfy.Unit(f"passage of {options.length + 1} bytes")
-    recipe = dpfy.dpsgd(records=len(data.train), batch_size=options.batch_size, epochs=options.epochs, unit=unit)
+    recipe = dpfy.dpsgd(records=len(data.train), batch_size=options.batch_size, epochs=options.epochs)
     plan = recipe.calibrate(epsilon=options.epsilon, delta=options.delta)
 
     model = build(options.length).to(options.device)
@@ -148,6 +147,7 @@ def main(given: list[str] | None = None) -> None:
 
     print(f"held-out loss {before:.3f} before, {after:.3f} after {training.steps_done} steps")
     print(guarantee.sentence(plan.delta))
+    print(f"one example is a passage of {options.length + 1} bytes")
     print(f"check it: dpfy verify {training.folder.path}")
 
 

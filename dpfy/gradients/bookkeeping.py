@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from types import MethodType
 from typing import Any
 
@@ -230,7 +231,7 @@ class BookkeepingEngine:
         assert first.site is second.site
         if first.site not in self._lost and not settle(first.site, first.grad, second.grad, weights):
             self._lost.add(first.site)
-            first.site.settled = True  # for good: what lies above it is measured with the strays
+            first.site.settled = first.site.lost = True  # for good: what lies above it is measured with the strays
 
     def _names_of(self, source: _Source) -> list[str]:
         if source.where is None:
@@ -283,6 +284,10 @@ class _Source:
     def target(self) -> Any:
         return self.node.variable if self.where is None else GradientEdge(self.node, 0)
 
+    @cached_property
+    def saved(self) -> tuple[Tensor, ...]:
+        return self.node.saved_tensors  # type: ignore[no-any-return]
+
     def parts(self, apart: Apart, names: dict[Tensor, str]) -> list[tuple[str, Contribution]]:
         """Contributions from per-example gradients at the source."""
         grads = apart.grads
@@ -290,7 +295,7 @@ class _Source:
             return []
         if self.where is None:
             return [(self.name, Direct(grads))]
-        (_, _, explain, shape), saved = self.where, self.node.saved_tensors
+        (_, _, explain, shape), saved = self.where, self.saved
         stacked = grads if shape is None else grads.reshape(-1, *shape)
         if len(saved) == 1 and not saved[0].is_floating_point():
             # A table looked up at the same places for every example (position embeddings): all examples at once.

@@ -76,6 +76,8 @@ class Site:
     params: tuple[nn.Parameter, ...]
     layout: Layout | None = None
     settled: bool = False
+    lost: bool = False
+    """It runs without a batch: its gradients are taken apart further up."""
 
 
 @dataclass(slots=True)
@@ -157,7 +159,9 @@ class _Tap(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         tape, site, explain, shape = ctx.where
         if tape.recording and not tape.passive:
-            tape.receive(Report(site, grad if shape is None else grad.reshape(shape), ctx.saved_tensors, explain))
+            # Under activation checkpointing saved tensors may be read only once; those of a lost site were, further up.
+            saved = () if site.lost else ctx.saved_tensors
+            tape.receive(Report(site, grad if shape is None else grad.reshape(shape), saved, explain))
         elif not tape.passive and not _LOOKING:
             raise DpfyError("backward: called on a model with a private engine attached; hand the losses to the engine instead")
         return (grad, None, None, *[None] * (len(ctx.needs_input_grad) - 3))

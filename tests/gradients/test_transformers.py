@@ -127,6 +127,23 @@ def test_equals_the_loop(name: str, dtype: torch.dtype, tolerance: float) -> Non
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_activation_checkpointing_changes_nothing(name: str) -> None:
+    torch.manual_seed(0)
+    model = without_dropout(MODELS[name]().double())
+    oracle = copy.deepcopy(model)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    fast, loop = BookkeepingEngine(), LoopEngine()
+    fast.attach(model)
+    loop.attach(oracle)
+    given = inputs(name)
+    expected = loop.bounded_sum(losses_of(oracle, given), FlatClip(0.1)).value
+    for _ in range(2):
+        assert distance(fast.bounded_sum(losses_of(model, given), FlatClip(0.1)).value, expected) < 1e-9
+    fast.detach()
+    loop.detach()
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_no_parameter_takes_the_batched_route(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers have rows; position tables, class tokens and scales are rows of a gradient. Only T5's bias lies below other operations."""
     torch.manual_seed(0)
