@@ -56,6 +56,11 @@ class Records:
         """How many records of one unit a row holds."""
         return 1
 
+    @property
+    def flat(self) -> tuple[Tensor, ...]:
+        """The fields with one record in each row, as a model takes them."""
+        return self.tensors
+
     def content(self) -> Iterator[bytes | memoryview]:
         """Everything that identifies the records, in order: for each tensor its type and shape, then its bytes.
 

@@ -30,6 +30,11 @@ class UserRecords(Records):
         return self.tensors[-1].shape[1]
 
     @property
+    def flat(self) -> tuple[Tensor, ...]:
+        """The fields with one record in each row, user by user."""
+        return tuple(tensor.flatten(0, 1) for tensor in self.tensors)
+
+    @property
     def unit(self) -> Unit:
         """The unit of privacy that a recipe for these records must name."""
         return Unit("user", self.rows_each)

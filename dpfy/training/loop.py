@@ -239,7 +239,8 @@ class PrivateTraining:
 
     def _physical_batch(self) -> int:
         most = self.runtime.max_physical_batch
-        most = most if isinstance(most, int) else largest_batch(self.model, self.records.tensors, self.device)
+        if not isinstance(most, int):
+            most = max(1, largest_batch(self.model, self.records.flat, self.device) // self.records.rows_each)
         return min(most, snug(self.plan.recipe.expected_batch)) if self.runtime.graph else most
 
     def _check_records(self) -> None:

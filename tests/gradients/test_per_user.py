@@ -201,14 +201,15 @@ def test_the_probe_looks_at_users() -> None:
         check(6)
 
 
-def test_training_by_user_is_the_noisy_clipped_step(tmp_path: object) -> None:
+@pytest.mark.parametrize("physical", [3, "auto"])
+def test_training_by_user_is_the_noisy_clipped_step(tmp_path: object, physical: int | str) -> None:
     """One full-batch step of the real loop without noise equals the sum by hand."""
     model, index, grouped = data()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     expected = by_hand(copy.deepcopy(model), index, 4, FlatClip(0.3))
     plan = dpfy.dpsgd(len(grouped), len(grouped), steps=1, clip_norm=0.3, unit=grouped.unit).with_noise(0.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    runtime = dpfy.Runtime(max_physical_batch=3)
+    runtime = dpfy.Runtime(max_physical_batch=physical)
     with dpfy.PrivateTraining(model, optimizer, grouped, plan, f"{tmp_path}/run", runtime=runtime) as training:
         for rows, real in training.batches():
             training.step(dpfy.per_user(losses_of(model, rows.flatten(0, 1)), real))
