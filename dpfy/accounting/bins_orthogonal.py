@@ -83,7 +83,8 @@ class Orthogonal:
         total = Sum(np.eye(1, DIRECT_CELLS)[0], 0.0, 0.0, 0.0)
         for norm, count in Counter(self.norms).items():
             total = total.plus(_beyond(norm, step).times(count))
-        return max(total.moment * step / bins - strike * total.beyond, 0.0) + RELATIVE * strike * total.beyond
+        gain = total.moment * step / bins
+        return max(gain - strike * total.beyond, 0.0) + RELATIVE * gain
 
     def _cells(self, strike: float) -> int:
         """A power of two: fine enough that moving to the grid adds little to the variance of the sum."""
