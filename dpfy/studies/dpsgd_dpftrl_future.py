@@ -47,7 +47,6 @@ VARIANTS: dict[str, Variant] = {
     "rising": Variant(noise=FALLING[::-1]),
     "median-follow": Variant(0.5, follow=True),
     "quantile-0.8-follow": Variant(0.8, follow=True),
-    "median-follow-falling": Variant(0.5, FALLING, follow=True),
 }
 """Clip norm fixed or following a quantile of the gradient norms; noise constant, falling or rising; all at the same epsilon."""
 
@@ -59,7 +58,6 @@ WORDS = {
     "rising": ("fixed", "rising"),
     "median-follow": ("median, rate follows", "constant"),
     "quantile-0.8-follow": ("quantile 0.8, rate follows", "constant"),
-    "median-follow-falling": ("median, rate follows", "falling"),
 }
 """Clip norm and noise of each variant, in print."""
 

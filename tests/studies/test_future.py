@@ -46,7 +46,7 @@ def test_the_rate_follows_the_norm_that_was_released() -> None:
     data = Records((torch.randn(400, 6), torch.randint(0, 10, (400,))))
     model = nn.Linear(6, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    plan = future.VARIANTS["median-follow-falling"].recipe(base()).with_noise(1.0, delta=1e-4)
+    plan = future.Variant(0.5, future.FALLING, follow=True).recipe(base()).with_noise(1.0, delta=1e-4)
     found = trials.following(model, optimizer, (data, data), plan, seed=0)
     norms = [row["clip_norm"] for row in found["curve"]]
     assert max(norms) / min(norms) > 1.05
