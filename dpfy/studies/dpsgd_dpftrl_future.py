@@ -65,7 +65,7 @@ WORDS = {
 def section(results: Results) -> Section:
     """Every variant at each epsilon, and its course over the steps."""
     columns = ("epsilon asked", "epsilon billed", "clip norm", "noise", "noise multipliers", "mean %", "deviation", "worst", "runs",
-               "against fixed")  # fmt: skip
+               "against fixed", "last clip norm")  # fmt: skip
     rows: list[list[Any]] = []
     pictures = []
     for epsilon in EPSILONS:
@@ -80,7 +80,7 @@ def section(results: Results) -> Section:
             billed = max(run.result["epsilon"] for run in runs)
             change = None if base is None or name == "fixed" else score["mean"] - base
             rows.append([epsilon, billed, *WORDS[name], multipliers(runs[0]), score["mean"], score["deviation"], score["worst"],
-                         score["runs"], change])  # fmt: skip
+                         score["runs"], change, runs[0].result["curve"][-1].get("clip_norm")])  # fmt: skip
             curve = runs[0].result["curve"]
             lines.append(Line(" / ".join(WORDS[name]), [row["step"] for row in curve], [row["test_accuracy"] for row in curve]))
         if lines:
