@@ -145,7 +145,7 @@ def _tries(results: Results) -> Section:
     figure = Figure(
         "tries", "Accuracy on held-out images over the run", figures.lines(curves, Axes("share of the steps", "accuracy"))
     )
-    parts = [Table("tries", "Accuracy on held-out images", columns, table_rows), figure, _rates(results)]
+    parts: list[Table | Figure] = [Table("tries", "Accuracy on held-out images", columns, table_rows), figure, _rates(results)]
     return Section("Four tries, and ours", words, parts)
 
 
