@@ -11,7 +11,8 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from dpfy.core.errors import InvalidInput, Unsupported
 
@@ -59,13 +60,12 @@ class Randomness:
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self.key(stream, step), "little")))
 
     def keystream(self, stream: str, step: int) -> Callable[[memoryview], None]:
-        """A cipher for one address: each call overwrites a buffer with the next bytes of its keystream, AES-256 in counter mode."""
-        try:
-            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-        except ImportError:
-            raise Unsupported("noise on a CPU without the cryptography package", "install it: pip install cryptography") from None
-        cipher = Cipher(algorithms.AES(self.key(stream, step, 32)), modes.CTR(bytes(16))).encryptor()
-        zeros = memoryview(ZEROS)
+        """A cipher for one address: each call overwrites a buffer with the next bytes of its keystream, AES-256 in counter mode.
+
+        A keystream ends after 64 GiB, with an error.
+        """
+        start, zeros = _counter_mode(), memoryview(ZEROS)
+        cipher = start(self.key(stream, step, 32))
 
         def fill(buffer: memoryview) -> None:
             for start in range(0, len(buffer), len(zeros)):
@@ -77,3 +77,15 @@ class Randomness:
     def tag(self, what: str, content: bytes) -> str:
         """A keyed fingerprint (hex): recognises `content` again without telling anything about it to who lacks the secret."""
         return hashlib.blake2b(what.encode() + b"\0" + content, key=self.secret, digest_size=32).hexdigest()
+
+
+@cache
+def _counter_mode() -> Callable[[bytes], Any]:
+    """From a key to a cipher in counter mode. Looked up once: imports in the middle of a step cost as much as small noise."""
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    except ImportError:
+        raise Unsupported("noise on a CPU without the cryptography package", "install it: pip install cryptography") from None
+    # The ciphertext of GCM is that of counter mode, and OpenSSL has faster code for it. Nobody asks for its tag.
+    mode = modes.GCM(bytes(12))
+    return lambda key: Cipher(algorithms.AES(key), mode).encryptor()

@@ -28,7 +28,7 @@ class Weighed:
 
     rests: Rests
     scale: Tensor  # [groups, batch]
-    keep: Tensor  # [batch]
+    squared_norms: Tensor  # [groups, batch]
     sound: Tensor
     clip: Clip
     params: Mapping[str, Tensor]
@@ -39,7 +39,7 @@ class Weighed:
 
     def cleaned(self) -> Weighed:
         """The same with exact zeros in the place of whatever examples without a finite norm held."""
-        keep = self.keep
+        keep = self.squared_norms.isfinite().all(0)
         rests = [
             ([block.cleaned(keep) for block in joined], {n: part.cleaned(keep) for n, part in large.items()})
             for joined, large in self.rests
@@ -56,14 +56,13 @@ def weigh(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tenso
         joined, large = _split(found, members)
         made = _measure(list(large.values()))
         parts = [norm for norm, _ in made] + [block.norms() for block in joined]
-        norms.append(torch.cat(parts).sum(0) if parts else None)
+        norms.append(torch.cat(parts).sum(0, keepdim=True) if parts else None)
         rests.append((joined, dict(zip(large, [rest for _, rest in made], strict=True))))
     some = next(n for n in norms if n is not None)
-    squared_norms = torch.stack([torch.zeros_like(some) if n is None else n for n in norms])
+    squared_norms = some if len(norms) == 1 else torch.cat([torch.zeros_like(some) if n is None else n for n in norms])
     squared_norms = cautious(squared_norms, _narrowest(found, params))
     scale = silence(clip.scale(squared_norms), squared_norms, mask)
-    keep = squared_norms.isfinite().all(0)
-    return Weighed(rests, scale, keep, keep.all(), clip, params)
+    return Weighed(rests, scale, squared_norms, squared_norms.isfinite().all(), clip, params)
 
 
 class Flag:
@@ -221,5 +220,5 @@ def _blocks(found: dict[str, Contribution], members: list[str]) -> list[_Block]:
 
 def _narrowest(found: dict[str, Contribution], params: Mapping[str, Tensor]) -> torch.dtype:
     """The least precise dtype in which a contribution is summed or handed out."""
-    dtypes = [part.dtype for part in found.values()] + [params[name].dtype for name in found]
+    dtypes = {part.dtype for part in found.values()} | {params[name].dtype for name in found}
     return max(dtypes, key=lambda d: torch.finfo(d).eps)

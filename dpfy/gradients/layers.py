@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, Rows, SumJob, wide
+from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, Rows, SumJob, row_squares, wide
 from dpfy.gradients.convolution import Convolution, Geometry
+from dpfy.gradients.shared import Measured
 from dpfy.gradients.tape import Site, Tape
 
 Found = list[tuple[Tensor, Contribution]]
@@ -71,11 +72,24 @@ def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
 
 def outer_parts(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
     """Contributions of y = a W' + b."""
+    if g.dim() == 2 and not g.is_cuda:
+        return _one_position(weight, bias, g, a.to(g.dtype))
     g, a = as_positions(g), as_positions(a)
     if kernels.usable(g) and g.shape[1] > 1:
         job = SumJob((g,))
         return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Late(job, 0, g.shape[2:]))])
     return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Direct(total(g, 1)))])
+
+
+def _one_position(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
+    """The same for one position an example: the norm of the output gradient serves weight and bias."""
+    squares = row_squares(g)
+    return wanted(
+        [
+            (weight, lambda: Measured((squares * row_squares(a))[None], Outer(g.unsqueeze(1), a.unsqueeze(1)))),
+            (bias, lambda: Measured(squares[None], Direct(g))),
+        ]
+    )
 
 
 def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -> Tensor:

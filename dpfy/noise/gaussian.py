@@ -109,13 +109,13 @@ def _pairs(
     count: int, dtype: torch.dtype, fill: Callable[[memoryview], None], scale: float | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """`count` values from a keystream as (start, values), a chunk at a time, in memory that the next chunk overwrites."""
+    whole = _Scratch.held(dtype)
+    factor = None if scale is None else whole.rounded_up(scale)
     for start in range(0, count, CHUNK):
         left = count - start
-        scratch = _Scratch.held(dtype)
-        if left < CHUNK:
-            scratch = scratch.part((left + 1) // 2)
+        scratch = whole if left >= CHUNK else whole.part((left + 1) // 2)
         fill(scratch.bits)
-        values = scratch.transform(scale)
+        values = scratch.transform(factor)
         yield start, values if left >= len(values) else values[:left]
 
 
@@ -133,6 +133,7 @@ class _Scratch:
         self.flat = torch.from_numpy(values)
         self.natural, self.turn = np.array(-math.log(2), real), np.array(math.pi / 2 * 2.0**-self.places, real)
         self.smallest, self.half = (torch.tensor(x, dtype=self.flat.dtype) for x in (2.0 ** (-2 * self.places - 2), 0.5))
+        self.parts: dict[int, _Scratch] = {}
         self.below_one = (1 - float(np.finfo(real).eps)) * 2.0 ** (-2 * self.places)
 
     @classmethod
@@ -145,11 +146,21 @@ class _Scratch:
         return getattr(_HELD, name)  # type: ignore[no-any-return]
 
     def part(self, pairs: int) -> _Scratch:
-        """The beginning of the same memory."""
-        return _Scratch(self.integers.reshape(-1)[: 2 * pairs], self.radius[:pairs], self.values.reshape(-1)[: 2 * pairs])
+        """The beginning of the same memory. The views of a few sizes are held too: a run asks for one size at every step."""
+        if pairs not in self.parts:
+            if len(self.parts) >= 8:
+                self.parts.clear()
+            flat = (self.integers.reshape(-1)[: 2 * pairs], self.radius[:pairs], self.values.reshape(-1)[: 2 * pairs])
+            self.parts[pairs] = _Scratch(*flat)
+        return self.parts[pairs]
 
-    def transform(self, scale: float | None = None) -> Tensor:
-        """The values for the random bits in `bits`, times `scale` where it is given, rounded up.
+    def rounded_up(self, scale: float) -> NDArray[Any]:
+        """The next number above `scale`."""
+        real = self.radius.dtype.type
+        return np.array(np.nextafter(real(scale), real(math.inf)))
+
+    def transform(self, factor: NDArray[Any] | None = None) -> Tensor:
+        """The values for the random bits in `bits`, times `factor` where it is given.
 
         u is |k| / 2^b for a signed whole number k of b = 31 or 63 bits and a sign (2^-(b+1) for k = 0): small u, which make the tail,
         keep their full precision. u is kept below 1, where a logarithm that errs could be positive, by a last digit: r is longer, never
@@ -163,8 +174,8 @@ class _Scratch:
         _log2(radius, r)
         np.multiply(radius, self.natural, radius)
         np.sqrt(radius, radius)
-        if scale is not None:
-            np.multiply(radius, np.nextafter(radius.dtype.type(scale), radius.dtype.type(math.inf)), radius)
+        if factor is not None:
+            np.multiply(radius, factor, radius)
         np.copyto(t, second, casting="unsafe")
         np.multiply(t, self.turn, t)
         _tan(t, t_tensor)
