@@ -233,7 +233,7 @@ def own_rows(node: Any, place: Place, arriving: dict[int, Tensor], batch: int) -
     if node.name() not in SPREADING or extra < 0 or (extra == 0 and shape[0] != 1):
         return None
     local = SPREADING[node.name()](node, i, grad)
-    if local is None:
+    if local is None or local.is_complex():
         return None
     rows = len(grad)  # of one example there may be several
     kept = (rows, *[1] * (extra - 1), *(shape if extra else shape[1:]))

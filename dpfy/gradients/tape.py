@@ -196,6 +196,8 @@ def fitting_layouts(plain: Tensor, tilted: Tensor, weights: Tensor) -> list[Layo
 
 
 def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
+    if plain.is_complex():
+        plain, tilted = torch.view_as_real(plain), torch.view_as_real(tilted)
     rows = plain.reshape(len(plain), -1).double()
     gap = (tilted.reshape(len(tilted), -1).double() - weights.double()[:, None] * rows).norm(dim=1)
     size = rows.norm(dim=1).nan_to_num(nan=0.0, posinf=0.0).amax()

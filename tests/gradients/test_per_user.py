@@ -40,7 +40,7 @@ class Model(nn.Module):
         self.head.weight = self.token.weight
 
     def forward(self, index: Tensor) -> Tensor:
-        x = self.token(index) + self.position(torch.arange(T)[None])
+        x = self.token(index) + self.position(torch.arange(T, device=index.device)[None])
         x = self.norm(torch.tanh(self.inner(x)))
         return self.head(self.scale * self.conv(self.group(x.mT)).mT)
 
@@ -91,6 +91,22 @@ def test_equals_separate_forwards_of_each_user(engine: Engine, clip: Clip, reduc
         found = engine.bounded_sum(per_user(losses_of(model, rows.flatten(0, 1)), real, reduction=reduction), clip).value
         assert distance(found, expected) < 1e-9
     engine.detach()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_separate_forwards_on_a_gpu(dtype: torch.dtype) -> None:
+    model, index, grouped = data()
+    model.to(dtype)
+    expected = by_hand(copy.deepcopy(model).double(), index, 4, FlatClip(0.3))
+    fast = ENGINES["bookkeeping"]()
+    fast.attach(model.cuda())
+    rows, real = grouped.to("cuda").tensors
+    for _ in range(2):
+        found = fast.bounded_sum(per_user(losses_of(model, rows.flatten(0, 1)).float(), real), FlatClip(0.3)).value
+        cpu = {k: g.double().cpu() for k, g in found.items()}
+        assert distance(cpu, expected) < (0.1 if dtype == torch.bfloat16 else 1e-3)
+    fast.detach()
 
 
 def test_users_in_batches_of_several_sizes(engine: Engine) -> None:

@@ -43,14 +43,14 @@ class Positions(Base):
         self.position = nn.Embedding(T + 2, C)
 
     def strange(self, x: Tensor) -> Tensor:
-        return x + self.position(torch.arange(T)[None])
+        return x + self.position(torch.arange(T, device=x.device)[None])
 
 
 class RepeatedPositions(Positions):
     """The same row of the table at several positions, without a first dimension, taken away instead of added, and scaled."""
 
     def strange(self, x: Tensor) -> Tensor:
-        return torch.add(x, self.position(torch.arange(T) // 2), alpha=-0.7)
+        return torch.add(x, self.position(torch.arange(T, device=x.device) // 2), alpha=-0.7)
 
 
 class Scale(Base):
@@ -97,6 +97,18 @@ class Both(Base):
         return (x * self.shift) + self.shift
 
 
+class Turned(Base):
+    """A real scale that meets complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(C // 2) + 0.5)
+
+    def strange(self, x: Tensor) -> Tensor:
+        turned = self.scale * torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * (0.6 + 0.8j)
+        return torch.view_as_real(turned).flatten(-2)
+
+
 class Norms(Base):
     """Normalisation by functions, as layers do that change the type or the order of dimensions first."""
 
@@ -117,7 +129,7 @@ class Checkpointed(Scale):
         return checkpoint(super().strange, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
-KINDS: list[type[Base]] = [Positions, RepeatedPositions, Scale, ClassToken, FarBelow, Both, Norms, Checkpointed]
+KINDS: list[type[Base]] = [Positions, RepeatedPositions, Scale, ClassToken, FarBelow, Both, Turned, Norms, Checkpointed]
 
 
 def losses_of(model: nn.Module, index: Tensor) -> Tensor:
@@ -150,6 +162,19 @@ def test_equals_the_loop(kind: type[Base], batch: int) -> None:
         expected = loop.bounded_sum(losses_of(oracle, index), clip).value
         for _ in range(2):
             assert distance(fast.bounded_sum(losses_of(model, index), clip).value, expected) < 1e-9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_loop_on_a_gpu(kind: type[Base]) -> None:
+    model, fast, oracle, loop = pair(kind)
+    model.float().cuda()
+    for clip in (FlatClip(0.05), FlatClip(math.inf)):
+        index = torch.randint(0, V, (6, T))
+        expected = loop.bounded_sum(losses_of(oracle, index), clip).value
+        for _ in range(2):
+            found = fast.bounded_sum(losses_of(model, index.cuda()), clip).value
+            assert distance({k: g.double().cpu() for k, g in found.items()}, expected) < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
