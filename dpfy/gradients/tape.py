@@ -197,7 +197,7 @@ def fitting_layouts(plain: Tensor, tilted: Tensor, weights: Tensor) -> list[Layo
 
 def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
     if plain.is_complex():
-        plain, tilted = torch.view_as_real(plain), torch.view_as_real(tilted)
+        plain, tilted = (torch.view_as_real(t.resolve_conj()) for t in (plain, tilted))
     rows = plain.reshape(len(plain), -1).double()
     gap = (tilted.reshape(len(tilted), -1).double() - weights.double()[:, None] * rows).norm(dim=1)
     size = rows.norm(dim=1).nan_to_num(nan=0.0, posinf=0.0).amax()
