@@ -24,7 +24,7 @@ from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.combine import Flag, Weighed, joins, weigh
 from dpfy.gradients.contribution import Contribution, Direct, Late, SumJob, run_jobs
-from dpfy.gradients.engine import Grads, checked, trainable, zeros
+from dpfy.gradients.engine import Grads, checked, no_autocast, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
 from dpfy.gradients.replay import Replay
@@ -124,7 +124,7 @@ class BookkeepingEngine:
         mask = checked(losses, mask)
         if not len(losses) or not params:
             return None
-        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+        with torch.no_grad(), no_autocast(losses.device.type):
             found = self._contributions(losses, params)
             run_jobs(self._jobs)
             self._jobs.clear()

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -347,25 +348,21 @@ def same_at_all_positions(grads: Tensor) -> bool:
     return bool((here[0] == before[0]).all() and (here == before).all())
 
 
-def runs(index: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row of `index` in ascending order: whether an entry differs from the one before it, and where it was."""
-    ordered, order = index.sort(1)
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    torch.ne(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])
-    return first, order
-
-
 def coincidences(index: Tensor) -> Tensor:
-    """For each row the number of pairs (t, s) with equal entries: the sum of the squared frequencies."""
-    first, _ = runs(index)
-    place = torch.arange(index.shape[1])
-    begin = torch.where(first, place, 0).cummax(1).values
-    return (2 * (place - begin) + 1).sum(1)
+    """For each row the number of pairs (t, s) with equal entries: the sum of the squared frequencies. NumPy sorts faster than torch."""
+    ordered, positions = np.sort(index.numpy(), axis=1), index.shape[1]
+    first = np.ones(ordered.shape, bool)
+    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])
+    starts = np.flatnonzero(first)
+    lengths = np.diff(starts, append=first.size)
+    return torch.from_numpy(np.add.reduceat(lengths * lengths, np.flatnonzero(starts % positions == 0)))
 
 
 def distinct_squares(index: Tensor, grads: Tensor) -> Tensor:
     """[batch] squared norms of the gradients of a table: positions with the same row are added before they are squared."""
-    first, order = runs(index)
+    ordered, order = index.sort(1)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])
     many, positions = index.shape
     where = (order + torch.arange(0, many * positions, positions)[:, None]).flatten()
     starts = first.flatten().nonzero().flatten()

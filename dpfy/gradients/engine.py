@@ -5,6 +5,7 @@ The answer is fixed by the clip rule; an engine changes only speed and memory.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -63,6 +64,13 @@ def checked(losses: Tensor, mask: Tensor | None) -> Tensor | None:
     if mask.shape != losses.shape:
         raise InvalidInput("mask", f"shape {list(mask.shape)}", f"must have one entry per loss, shape {list(losses.shape)}")
     return mask.to(device=losses.device, dtype=torch.bool)
+
+
+def no_autocast(device_type: str) -> AbstractContextManager[object]:
+    """A context without autocast, which costs nothing where there is none."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def group_rows(clip: Clip, names: list[str]) -> list[list[int]]:
