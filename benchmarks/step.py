@@ -228,14 +228,19 @@ def disagreement(case: Case, device: str, dtype: torch.dtype) -> float:
     return gap / math.sqrt(sum(float(b.square().sum()) for b in expected))
 
 
-def peak(step: Step, batch: Batch, captured: bool) -> float:
+def peak(case: Case, kind: str, dtype: torch.dtype) -> float:
     """MiB of all tensors on the GPU at the highest point of one step; of a captured one, all that the process holds for it."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    captured = "graph" in kind
+    before = torch.cuda.memory_reserved() if captured else torch.cuda.memory_allocated()
+    step, batch = _warm(case, kind, "cuda", dtype)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     step(*batch)
     torch.cuda.synchronize()
-    return (torch.cuda.memory_reserved() if captured else torch.cuda.max_memory_allocated()) / 2**20
+    return ((torch.cuda.memory_reserved() if captured else torch.cuda.max_memory_allocated()) - before) / 2**20
 
 
 def peak_apart(name: str, kind: str, dtype: str) -> float | None:
@@ -270,17 +275,14 @@ def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: arg
     for kind in dict.fromkeys(["plain", *wanted]):
         base = {"case": name, "dtype": text, "step": kind, "seconds": []}
         try:
-            steps[kind] = _warm(case, kind, device, dtype)
-            rows[kind] = base | {"peak_mib": peak(*steps[kind], "graph" in kind) if device == "cuda" else None}
+            # On a GPU only one implementation at a time may hold memory while peaks are read.
+            rows[kind] = base | {"peak_mib": peak(case, kind, dtype) if device == "cuda" else None}
+            if device == "cpu":
+                steps[kind] = _warm(case, kind, device, dtype)
         except ImportError:
             continue
         except Exception as error:
             rows[kind] = base | {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"}
-        if device == "cuda":
-            # Only one implementation at a time may hold memory while peaks are read.
-            steps.pop(kind, None)
-            gc.collect()
-            torch.cuda.empty_cache()
     if device == "cuda":
         steps = {kind: _warm(case, kind, device, dtype) for kind, row in rows.items() if "error" not in row}
     first = {kind: clock.time(step, batch) for kind, (step, batch) in steps.items()}

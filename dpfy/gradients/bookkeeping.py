@@ -134,11 +134,11 @@ class BookkeepingEngine:
             self._replay.close()  # only strays need it, and it keeps the model's output alive
         return weighed
 
-    def summed(self, weighed: Weighed) -> Bounded[Grads]:
-        """The second half: the weighted sums, in the order of the parameters."""
+    def summed(self, weighed: Weighed, last: bool = False) -> Bounded[Grads]:
+        """The second half: the weighted sums, in the order of the parameters. See :meth:`Weighed.sums`."""
         params = attached(self._params)
-        with torch.no_grad(), torch.autocast(weighed.scale.device.type, enabled=False):
-            sums = weighed.sums()
+        with torch.no_grad(), no_autocast(weighed.scale.device.type):
+            sums = weighed.sums(last)
             if len(sums) < len(params):
                 sums = zeros({name: p for name, p in params.items() if name not in sums}, weighed.clip) | sums
             total = {name: sums.pop(name) for name in params} | sums

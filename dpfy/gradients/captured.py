@@ -72,7 +72,7 @@ class _Graph:
                 weighed = engine.weighed(losses_of(*self._batch), clip, self._mask)
                 assert weighed is not None
             with torch.cuda.graph(self._second, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._total = engine.summed(weighed)
+                self._total = engine.summed(weighed, last=True)
         self._sound = weighed.sound
         self._tables.send()
 

@@ -34,9 +34,9 @@ class Weighed:
     clip: Clip
     params: Mapping[str, Tensor]
 
-    def sums(self) -> dict[str, Tensor]:
-        """The sum of multiplier times gradient."""
-        return _add_up(self.rests, self.scale, self.params) | count_of(self.clip, self.scale)
+    def sums(self, last: bool = False) -> dict[str, Tensor]:
+        """The sum of multiplier times gradient. If this is the `last` use, each contribution is let go of as soon as it is added."""
+        return _add_up(self.rests, self.scale, self.params, last) | count_of(self.clip, self.scale)
 
     def cleaned(self) -> Weighed:
         """The same with exact zeros in the place of whatever examples without a finite norm held."""
@@ -85,15 +85,16 @@ class Flag:
         return bool(self._here)
 
 
-def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], last: bool) -> dict[str, Tensor]:
     """Weighted sums of all groups, in the shapes of the parameters, in float32 or wider."""
     sums: dict[str, Tensor] = {}
     for (joined, large), weights in zip(rests, scale.unbind(0), strict=True):
-        narrow = {dtype: weights.to(dtype) for dtype in {part.dtype for part in large.values()}}
+        dtypes = {name: part.dtype for name, part in large.items()}
+        narrow = {dtype: weights.to(dtype) for dtype in set(dtypes.values())}
         for block in joined:
             sums |= block.weighted_sum(weights, params)
-        for name, part in large.items():
-            total = part.weighted_sum(narrow[part.dtype])
+        for name in list(large):
+            total = (large.pop(name) if last else large[name]).weighted_sum(narrow[dtypes[name]])
             like = params[name]
             sums[name] = total.to(norm_dtype(like.dtype)).view(like.shape)
     return sums

@@ -278,11 +278,11 @@ def gram_norms(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list
         left, right = lefts[0], rights[0]
     batch, length, p = left.shape
     wide = left.dtype == torch.float32
-    tile = tile or (32 if length <= 32 else 128 if wide and length > 64 and not rows else 64)
+    tile = tile or (32 if length <= 32 else 128 if length > 64 and not rows else 64)
     count = triton.cdiv(length, tile)
     pairs = count * (count + 1) // 2
     out = torch.empty(len(lefts), pairs, batch, dtype=torch.float32, device=left.device)
-    options: dict[str, Any] = {"num_warps": 8 if tile == 128 else 4, "num_stages": 3 if tile == 128 else 4}
+    options: dict[str, Any] = {"num_warps": 8 if tile == 128 else 4, "num_stages": 4}
     _gram_kernel[(pairs, batch, len(lefts))](
         _table([list(pair) for pair in zip(lefts, rights, strict=True)]), out, length, p, 1 if rows else right.shape[2],
         left.stride(0), left.stride(1), right.stride(0), right.stride(1),
@@ -354,6 +354,6 @@ def conv_norm(inputs: Tensor, grads: Tensor, weight: Tensor, stride: Any, paddin
     _conv_kernel[(tiles, batch)](
         inputs, grads, out, channels, height, width, outs, out_height, out_width, columns, kernel_h, kernel_w,
         *stride, *padding, *dilation, *inputs.stride(), *grads.stride(),
-        TILE_O=tile_o, TILE_D=tile_d, DEPTH=32, PRECISION=_precision(inputs), num_warps=8 if tile_o * tile_d >= 8192 else 4,
+        TILE_O=tile_o, TILE_D=tile_d, DEPTH=32, PRECISION=_precision(inputs), num_warps=8 if tile_o * tile_d > 8192 else 4,
     )  # fmt: skip
     return out

@@ -45,7 +45,9 @@ def expected(sizes: list[int], secret: bytes) -> list[np.ndarray]:
             c = words(counter, secret)
             for i in (0, 2):
                 radius = math.sqrt(max(0.0, -2 * math.log((c[i] + 0.5) / 2**32)))
-                angle = 2 * math.pi * c[i + 1] / 2**32
+                quarter, rest = c[i + 1] >> 30, (c[i + 1] << 2) & 0xFFFFFFFF
+                x = (rest - (rest >> 31 << 32)) / 2**31 * math.pi / 4  # thirty bits with a sign: -pi/4 to pi/4
+                angle = {0: x, 1: math.pi / 2 - x, 2: math.pi + x, 3: -math.pi / 2 - x}[quarter]
                 values[at + i * philox.LANES] = radius * math.cos(angle)
                 values[at + (i + 1) * philox.LANES] = radius * math.sin(angle)
         made.append(values[:size])
