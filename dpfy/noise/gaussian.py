@@ -1,8 +1,8 @@
 """Standard Gaussian tensors by address: the same (secret, stream, step) gives the same tensors, on any number of calls.
 
 On a CPU the bits are an AES keystream and the transform is that of Box & Muller (1958), vectorised, and added to its target while it
-is in the cache: cryptographic noise for less than torch's own costs. A GPU makes float32 noise from counters where it is added
-(:mod:`dpfy.noise.philox`); what is left uses the device's own generator, seeded by the address.
+is in the cache: cryptographic noise for less than torch's own costs. A GPU makes float32 noise from a cipher where it is added
+(:mod:`dpfy.noise.chacha`); what is left uses the device's own generator, seeded by the address.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: 
     else:
         flat = torch.zeros(total, device=device, dtype=dtype)
     parts = flat.split([t.numel() for t in like.values()]) if like else ()
-    if device.type != "cpu" and not _add_by_counter(parts, 1.0, randomness.key(stream, step, 16)):
+    if device.type != "cpu" and not _add_by_counter(parts, 1.0, randomness.key(stream, step, 32)):
         generator = torch.Generator(device=device)
         generator.manual_seed(int.from_bytes(randomness.key(stream, step, 8), "little") >> 1)
         flat.normal_(generator=generator)
@@ -64,7 +64,7 @@ def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, strea
     """
     if any(t.device.type != "cpu" for t in sums.values()):
         many = list(sums.values())
-        if not _add_by_counter(many, scale, randomness.key(stream, step, 16), divisor):
+        if not _add_by_counter(many, scale, randomness.key(stream, step, 32), divisor):
             add_and_divide_(many, list(draw(sums, randomness, stream, step).values()), scale, divisor)
         return
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
@@ -83,13 +83,13 @@ def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, strea
             t.copy_(row.view(t.shape))
 
 
-def _add_by_counter(sums: Sequence[Tensor], scale: float, secret: bytes, divisor: float = 1.0) -> bool:
+def _add_by_counter(sums: Sequence[Tensor], scale: float, key: bytes, divisor: float = 1.0) -> bool:
     """Add and divide in one launch, on a GPU; False where that cannot be."""
-    from dpfy.noise import philox
+    from dpfy.noise import chacha
 
-    if not philox.usable(sums):
+    if not chacha.usable(sums):
         return False
-    philox.add_(sums, scale, secret, divisor)
+    chacha.add_(sums, scale, key, divisor)
     return True
 
 
