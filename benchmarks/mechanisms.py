@@ -39,7 +39,7 @@ from dpfy.plan.recipe import Plan
 
 SETTINGS = {
     # data, model, steps, delta, clip norm, learning rates (for gradients of norm at most the clip norm)
-    "small": ("embedded", "mlp", 200, 1e-6, 1.0, (0.05, 0.1, 0.2, 0.4, 0.8)),
+    "small": ("embedded", "mlp", 200, 1e-6, 1.0, (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)),
     "mnist": ("mnist", "lenet5", 2400, 1e-5, 1.0, (0.25, 0.5, 1.0, 2.0)),
 }
 MECHANISMS = ("dp-sgd", "band-mf", "blt", "tree", "sqrt", "dense", "auto")
