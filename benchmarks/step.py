@@ -282,9 +282,13 @@ def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: arg
         except ImportError:
             continue
         except Exception as error:
-            rows[kind] = base | {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"}
-    if device == "cuda":
-        steps = {kind: _warm(case, kind, device, dtype) for kind, row in rows.items() if "error" not in row}
+            rows[kind] = base | {"error": _told(error)}
+    for kind, row in rows.items() if device == "cuda" else ():
+        try:
+            if "error" not in row:
+                steps[kind] = _warm(case, kind, device, dtype)
+        except Exception as error:  # fits alone, but not beside the others
+            row["error"] = _told(error)
     first = {kind: clock.time(step, batch) for kind, (step, batch) in steps.items()}
     for turn in range(options.rounds):
         for kind, (step, batch) in steps.items():
@@ -299,6 +303,10 @@ def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: arg
     if "milliseconds" in (other := made.get("plain graph", {})) and "milliseconds" in (mine := made.get("dpfy graph", {})):
         mine["ratio_to_plain_graph"] = mine["milliseconds"] / other["milliseconds"]
     return list(made.values())
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
 
 
 def _warm(case: Case, kind: str, device: str, dtype: torch.dtype) -> tuple[Step, Batch]:
