@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,7 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
         "device": training.device.type,
         "average": training.rule.averaging.decay,
         "torch": f"{torch.__version__} {torch.get_num_threads()} threads",
+        "vector code": f"numpy {np.__version__} {torch.backends.cpu.get_cpu_capability()}",
     }
 
 
