@@ -85,11 +85,54 @@ def test_an_empty_batch_is_a_step_with_noise(tmp_path):
     assert not torch.equal(net.weight, before)
 
 
-@pytest.mark.parametrize("runtime", [dpfy.Runtime(max_physical_batch=7), dpfy.Runtime(max_physical_batch=16, pad=True)])
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        dpfy.Runtime(max_physical_batch=7),
+        dpfy.Runtime(max_physical_batch=16, pad=True),
+        dpfy.Runtime(graph=True),
+        dpfy.Runtime(max_physical_batch=9, graph=True),
+    ],
+)
 def test_physical_batches_do_not_change_the_result(tmp_path, runtime):
     whole = small_double(tmp_path / "a", dpfy.Runtime())
     for a, b in zip(whole, small_double(tmp_path / "b", runtime), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_a_captured_sum_may_overwrite_its_memory(tmp_path, monkeypatch):
+    """Graphs answer in the same tensors at every call: the pieces of a logical batch must not lose one another."""
+    from dpfy.gradients.captured import CapturedSum
+
+    usual, kept = CapturedSum.__call__, {}
+
+    def in_one_place(self, batch, clip, mask):
+        total = usual(self, batch, clip, mask)
+        for name, value in total.value.items():
+            kept[name] = kept[name].copy_(value) if name in kept else value
+        return type(total)(kept, total.bound)
+
+    whole = small_double(tmp_path / "a", dpfy.Runtime())
+    monkeypatch.setattr(CapturedSum, "__call__", in_one_place)
+    for a, b in zip(whole, small_double(tmp_path / "b", dpfy.Runtime(max_physical_batch=6, graph=True)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    assert kept
+
+
+def test_with_graphs_a_batch_seldom_needs_a_second_piece(tmp_path):
+    net = small.model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    runtime = dpfy.Runtime(graph=True)
+    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(8), tmp_path / "run", runtime=runtime) as training:
+        step = training.captured(lambda x, y: torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
+        rows = []
+        for batch in training.batches():
+            rows.append(len(batch[0]))
+            step(*batch)
+        assert training.steps_done == 8
+        with pytest.raises(InvalidInput, match="all are done"):
+            step(*batch)
+    assert rows == [40] * 8, "20 + 4 sqrt(20), up to a multiple of 8"
 
 
 def small_double(path, runtime):
