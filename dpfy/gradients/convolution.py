@@ -109,7 +109,7 @@ class Convolution:
         norms = []
         for rows in chunks:
             each = products[rows] if keep else products[: rows.stop - rows.start]
-            torch.bmm(wide(self.grads[rows]).flatten(2), write(self.inputs[rows]), out=each)
+            torch.bmm(positions_last(wide(self.grads[rows])), write(self.inputs[rows]), out=each)
             norms.append(row_squares(each))
         return torch.cat(norms)[None], Patched(products, window) if keep else self
 
@@ -117,7 +117,9 @@ class Convolution:
         """Gram matrices over few positions, the patches written out for a few examples at a time."""
         chunks = row_chunks(len(self.inputs), window.columns * window.positions, PATCH_ELEMENTS)
         write = window.writer(chunks[0].stop, wide(self.inputs[:0]))
-        return torch.cat([Outer(wide(self.grads[rows]).flatten(2).mT, write(self.inputs[rows]))._gram() for rows in chunks], 1)
+        return torch.cat(
+            [Outer(positions_last(wide(self.grads[rows])).mT, write(self.inputs[rows]))._gram() for rows in chunks], 1
+        )
 
     def _on_gpu(self) -> Tensor:
         """Patches read in place, or Gram matrices over the positions where there are few of them (measured on an H200)."""
@@ -188,6 +190,13 @@ class Patched:
 
     def cleaned(self, keep: Tensor) -> Patched:
         return Patched(kept(self.grads, keep), self.window)
+
+
+def positions_last(grads: Tensor) -> Tensor:
+    """[images, channels, height, width] to [images, channels, positions], without a copy if the channels lie last in memory too."""
+    if grads.is_contiguous(memory_format=torch.channels_last):
+        return grads.permute(0, 2, 3, 1).flatten(1, 2).mT
+    return grads.flatten(2)
 
 
 def weight_gradient(inputs: Tensor, grads: Tensor, weight: Tensor, how: Geometry) -> Tensor:

@@ -201,7 +201,7 @@ def pair_sums(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 def total_space(t: Tensor) -> Tensor:
     """[many, channels, *space] to [many, channels] sums, in float32 or wider."""
     dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
-    return t.flatten(2).sum(2, dtype=dtype) if t.dim() > 2 else t.to(dtype)
+    return t.sum(list(range(2, t.dim())), dtype=dtype) if t.dim() > 2 else t.to(dtype)
 
 
 def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:

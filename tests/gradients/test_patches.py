@@ -83,6 +83,17 @@ def test_products_of_patches(monkeypatch, seed, keep):
     check(part, rest.cleaned(alive), (norms * alive), expected * alive.view(-1, 1, 1, 1, 1))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_channels_that_lie_last_in_memory(seed):
+    part = case(seed)
+    x, g = (t.contiguous(memory_format=torch.channels_last) for t in (part.inputs, part.grads))
+    last = Convolution(x, g, part.weight, part.geometry)
+    assert torch.equal(convolution.positions_last(g), g.flatten(2))
+    for keep in (True, False):
+        norms, rest = last._by_patches(last._window(), keep)
+        check(last, rest, norms, each(part))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_gram_matrices_of_patches(monkeypatch, seed):
     monkeypatch.setattr(convolution, "PATCH_ELEMENTS", 2000)
