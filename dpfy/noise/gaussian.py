@@ -20,8 +20,8 @@ from torch import Tensor
 
 from dpfy.core.random import Randomness
 
-CHUNK = 1 << 17
-"""Values made at a time: the intermediate tensors stay in the cache."""
+CHUNK, LARGE_CHUNK = 1 << 17, 1 << 19
+"""Values made at a time, for few and for many: small enough for the cache, large enough that calls do not count (measured)."""
 
 _NUMPY_IS_FAST = sys.platform == "linux" and torch.backends.cpu.get_cpu_capability() == "AVX512"
 """Whether NumPy has vector code for log2 and tan; else it goes value by value, and torch, slower than that vector code, does not."""
@@ -109,11 +109,12 @@ def _pairs(
     count: int, dtype: torch.dtype, fill: Callable[[memoryview], None], scale: float | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """`count` values from a keystream as (start, values), a chunk at a time, in memory that the next chunk overwrites."""
-    whole = _Scratch.held(dtype)
+    size = LARGE_CHUNK if count >= 4 * LARGE_CHUNK else CHUNK
+    whole = _Scratch.held(dtype, size)
     factor = None if scale is None else whole.rounded_up(scale)
-    for start in range(0, count, CHUNK):
+    for start in range(0, count, size):
         left = count - start
-        scratch = whole if left >= CHUNK else whole.part((left + 1) // 2)
+        scratch = whole if left >= size else whole.part((left + 1) // 2)
         fill(scratch.bits)
         values = scratch.transform(factor)
         yield start, values if left >= len(values) else values[:left]
@@ -137,12 +138,12 @@ class _Scratch:
         self.below_one = (1 - float(np.finfo(real).eps)) * 2.0 ** (-2 * self.places)
 
     @classmethod
-    def held(cls, dtype: torch.dtype) -> _Scratch:
+    def held(cls, dtype: torch.dtype, size: int) -> _Scratch:
         """A whole chunk, the same at every call of a thread: fresh memory costs more than the numbers that are put into it."""
-        name = str(dtype)
+        name = f"{dtype} {size}"
         if not hasattr(_HELD, name):
             whole, real = (np.int64, np.float64) if dtype == torch.float64 else (np.int32, np.float32)
-            setattr(_HELD, name, cls(np.empty(CHUNK, whole), np.empty(CHUNK // 2, real), np.empty(CHUNK, real)))
+            setattr(_HELD, name, cls(np.empty(size, whole), np.empty(size // 2, real), np.empty(size, real)))
         return getattr(_HELD, name)  # type: ignore[no-any-return]
 
     def part(self, pairs: int) -> _Scratch:

@@ -55,7 +55,7 @@ def test_values_are_the_formula(dtype, whole, tolerance):
 @pytest.mark.parametrize(("dtype", "radius"), [(torch.float32, 6.661), (torch.float64, 9.42)])
 def test_extreme_bits_give_finite_values_inside_the_stated_radius(monkeypatch, dtype, radius, fast):
     monkeypatch.setattr(gaussian, "_NUMPY_IS_FAST", fast)
-    scratch = gaussian._Scratch.held(dtype).part(8)
+    scratch = gaussian._Scratch.held(dtype, gaussian.CHUNK).part(8)
     least = filled(scratch, 0).clone()
     assert least.abs().max() <= radius
     assert least.abs().max() > radius - 0.01
@@ -91,6 +91,20 @@ def test_adding_is_drawing(dtype, divisor):
     gaussian.add_(sums, 0.3, RANDOMNESS, "noise", 4, divisor)
     for name in sums:
         torch.testing.assert_close(sums[name], expected[name], rtol=1e-6, atol=1e-6 / divisor)
+
+
+def test_many_values_are_made_in_large_chunks_of_the_same_kind():
+    from scipy.stats import kstest
+
+    count = 4 * gaussian.LARGE_CHUNK + 5
+    unit, sums = one(count), {"x": torch.zeros(count)}
+    gaussian.add_(sums, 2.0, RANDOMNESS, "noise", 0)
+    torch.testing.assert_close(sums["x"], 2 * unit, rtol=1e-6, atol=5e-6)
+    assert kstest(unit.double().numpy(), "norm").pvalue > 1e-7
+    assert len(unit.unique()) > 0.8 * count  # nothing is repeated from chunk to chunk
+    halves = unit[: 4 * gaussian.LARGE_CHUNK].double().view(-1, 2, gaussian.LARGE_CHUNK // 2)
+    for a, b in [(halves[:, 0], halves[:, 1]), (halves[0], halves[1]), (halves[0], halves[3])]:
+        assert abs((a * b).mean()) * math.sqrt(a.numel()) < 5.5
 
 
 @pytest.mark.parametrize("scale", [1e-30, 0.1, 1.1, 3.0, 1e20])
