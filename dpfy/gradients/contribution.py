@@ -89,7 +89,7 @@ def norm_dtype(t: Tensor) -> torch.dtype:
 
 def row_squares(t: Tensor) -> Tensor:
     """[batch, ...] to [batch] sums of squares, accumulated in float32 or wider."""
-    return torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=norm_dtype(t)).square()
+    return torch.linalg.vector_norm(t if t.dim() == 2 else t.flatten(1), dim=1, dtype=norm_dtype(t)).square()
 
 
 def scaled(t: Tensor, weights: Tensor) -> Tensor:

@@ -83,11 +83,11 @@ def outer_parts(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Fo
 
 def _one_position(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
     """The same for one position an example: the norm of the output gradient serves weight and bias."""
-    squares = row_squares(g)
+    squares = row_squares(g)[None]
     return wanted(
         [
-            (weight, lambda: Measured((squares * row_squares(a))[None], Outer(g.unsqueeze(1), a.unsqueeze(1)))),
-            (bias, lambda: Measured(squares[None], Direct(g))),
+            (weight, lambda: Measured(squares * row_squares(a), Outer(g.unsqueeze(1), a.unsqueeze(1)))),
+            (bias, lambda: Measured(squares, Direct(g))),
         ]
     )
 

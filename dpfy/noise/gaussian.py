@@ -68,18 +68,22 @@ def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, strea
             add_and_divide_(many, list(draw(sums, randomness, stream, step).values()), scale, divisor)
         return
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
-    target, done = 0, 0
+    target, done, weight = 0, 0, 1 / divisor
     for _, values in _pairs(sum(map(len, rows)), dtype_of(sums), randomness.keystream(stream, step), scale / divisor):
-        used = 0
-        while used < len(values):
-            room = min(len(rows[target]) - done, len(values) - used)
-            part, onto = values if room == len(values) else values[used : used + room], rows[target][done : done + room]
-            torch.add(part, onto, alpha=1 / divisor, out=onto)
+        used, length = 0, len(values)
+        while used < length:
+            row = rows[target]
+            room = min(len(row) - done, length - used)
+            part, onto = (
+                values if room == length else values[used : used + room],
+                row if room == len(row) else row[done : done + room],
+            )
+            torch.add(part, onto, alpha=weight, out=onto)
             used, done = used + room, done + room
-            if done == len(rows[target]):
+            if done == len(row):
                 target, done = target + 1, 0
     for t, row in zip(sums.values(), rows, strict=True):
-        if not t.is_contiguous():
+        if row.data_ptr() != t.data_ptr():
             t.copy_(row.view(t.shape))
 
 

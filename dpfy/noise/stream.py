@@ -50,7 +50,8 @@ class NoiseStream:
         if self.scale and math.isinf(total.bound.l2):
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         dtype = gaussian.dtype_of(total.value)
-        noisy = {name: value.to(dtype, copy=not self.in_place) for name, value in total.value.items()}
+        here = [self.in_place and value.dtype == dtype for value in total.value.values()]
+        noisy = {n: v if mine else v.to(dtype, copy=True) for (n, v), mine in zip(total.value.items(), here, strict=True)}
         scale = self.scale * total.bound.l2
         if self.scale == 0:
             gaussian.divide_(list(noisy.values()), self.divisor)
