@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,10 +30,6 @@ CACHE_ELEMENTS = 2**18
 
 KEEP_ELEMENTS = 2**23
 """On a CPU, per-example gradients of one parameter up to this size are kept: their weighted sum is then one pass over memory."""
-
-
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Whole numbers by size in bytes, to compare floating-point numbers to the bit."""
 
 
 class Contribution(Protocol):
@@ -289,84 +284,3 @@ class Outer:
 
     def cleaned(self, keep: Tensor) -> Outer:
         return Outer(kept(self.left, keep), kept(self.right, keep))
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Embedding tables: position t adds grads[t] to row index[t] of the parameter. Cost grows with tokens, not with rows."""
-
-    index: Tensor  # [batch, positions]
-    grads: Tensor  # [batch, positions, columns of the parameter]
-    count: int  # rows of the parameter
-
-    @property
-    def width(self) -> int:
-        return self.count * self.grads.shape[-1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.grads.dtype
-
-    def measured(self) -> tuple[Tensor, Contribution]:
-        if kernels.usable(self.grads):
-            return kernels.gram_norm(self.grads, self.index), self
-        chunks = row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS)
-        if same_at_all_positions(self.grads):
-            # a mean or sum of embeddings: only the coincidences count, and one position need be kept
-            once = self.grads[:, :1]
-            squares = row_squares(once) * coincidences(self.index).to(norm_dtype(once))
-            return squares[None], replace(self, grads=once.expand_as(self.grads))
-        return torch.cat([distinct_squares(self.index[rows], self.grads[rows]) for rows in chunks])[None], self
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self.grads.is_cuda:
-            parts = wide(scaled(self.grads, weights).flatten(0, 1))
-            return parts.new_zeros(self.count, parts.shape[-1]).index_add_(0, self.index.flatten(), parts)
-        total = self.grads.new_zeros(self.count, self.grads.shape[-1], dtype=norm_dtype(self.grads))
-        for rows in row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS):
-            parts = wide(scaled(self.grads[rows], weights[rows]).flatten(0, 1))
-            total.index_add_(0, self.index[rows].flatten(), parts)
-        return total
-
-    def per_example(self, rows: slice) -> Tensor:
-        index, grads = self.index[rows], self.grads[rows]
-        batch, _, columns = grads.shape
-        total = grads.new_zeros(batch * self.count, columns)
-        offset = torch.arange(batch, device=index.device)[:, None] * self.count
-        return total.index_add_(0, (index + offset).flatten(), grads.flatten(0, 1)).view(batch, self.count, columns)
-
-    def cleaned(self, keep: Tensor) -> Rows:
-        return replace(self, grads=kept(self.grads, keep))
-
-
-def same_at_all_positions(grads: Tensor) -> bool:
-    """Whether every position of an example has the same gradient, to the bit. NumPy compares many times faster than torch does."""
-    if grads.stride(1) == 0 or grads.shape[1] == 1:
-        return True
-    flat, columns = grads.flatten(1).view(BITS[grads.dtype.itemsize]), grads.shape[2]
-    here, before = flat[:, columns:].numpy(), flat[:, :-columns].numpy()
-    return bool((here[0] == before[0]).all() and (here == before).all())
-
-
-def coincidences(index: Tensor) -> Tensor:
-    """For each row the number of pairs (t, s) with equal entries: the sum of the squared frequencies. NumPy sorts faster than torch."""
-    ordered, positions = np.sort(index.numpy(), axis=1), index.shape[1]
-    first = np.ones(ordered.shape, bool)
-    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])
-    starts = np.flatnonzero(first)
-    lengths = np.diff(starts, append=first.size)
-    return torch.from_numpy(np.add.reduceat(lengths * lengths, np.flatnonzero(starts % positions == 0)))
-
-
-def distinct_squares(index: Tensor, grads: Tensor) -> Tensor:
-    """[batch] squared norms of the gradients of a table: positions with the same row are added before they are squared."""
-    ordered, order = index.sort(1)
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    torch.ne(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])
-    many, positions = index.shape
-    where = (order + torch.arange(0, many * positions, positions)[:, None]).flatten()
-    starts = first.flatten().nonzero().flatten()
-    sums = torch.nn.functional.embedding_bag(where, wide(grads.flatten(0, 1)), starts, mode="sum")
-    squares = torch.zeros(first.numel(), dtype=sums.dtype)
-    squares[starts] = row_squares(sums)
-    return squares.view(index.shape).sum(1)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, Rows, norm_by_parts, row_chunks, wide
+from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, norm_by_parts, row_chunks, wide
 from dpfy.gradients.convolution import Convolution
+from dpfy.gradients.rows import Rows
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpfy.gradients import contribution, convolution
-from dpfy.gradients.contribution import Rows
+from dpfy.gradients import convolution
+from dpfy.gradients import rows as rows_module
 from dpfy.gradients.convolution import Convolution, Geometry, Patched
 from dpfy.gradients.patches import Window
+from dpfy.gradients.rows import Rows
 
 
 def shape(r: random.Random):
@@ -131,11 +132,38 @@ def rows_case(kind, batch=9, positions=6, columns=4, count=5):
 @pytest.mark.parametrize("kind", ["all different", "equal", "expanded"])
 @pytest.mark.parametrize("chunk", [1, 50, 10**6])
 def test_embedding_rows(monkeypatch, kind, chunk):
-    monkeypatch.setattr(contribution, "CACHE_ELEMENTS", chunk)
+    monkeypatch.setattr(rows_module, "CACHE_ELEMENTS", chunk)
     part = rows_case(kind)
     norms, rest = part.measured()
     assert (rest.grads.stride(1) == 0) == (kind != "all different")
     check(part, rest, norms, part.per_example(slice(0, 9)))
+
+
+@pytest.mark.parametrize("kind", ["all different", "equal"])
+def test_embedding_rows_by_gram_matrices_and_with_short_integers(kind):
+    part = rows_case(kind)
+    expected = part.per_example(slice(0, 9))
+    check(part, part, part._by_gram(), expected)
+    short = Rows(part.index.int(), part.grads, part.count)
+    norms, rest = short.measured()
+    check(part, rest, norms, expected)
+
+
+def test_examples_without_positions_have_no_gradient():
+    part = Rows(torch.empty(3, 0, dtype=torch.int64), torch.empty(3, 0, 4), 5)
+    norms, rest = part.measured()
+    assert norms.sum(0).tolist() == [0, 0, 0]
+    assert not rest.weighted_sum(torch.ones(3)).any()
+
+
+@pytest.mark.parametrize("kind", ["all different", "equal"])
+def test_examples_that_are_cleaned_away(kind):
+    part = rows_case(kind)
+    expected, keep = part.per_example(slice(0, 9)), torch.arange(9) != 4
+    part.grads[4] = float("nan")
+    _, rest = part.measured()
+    total = rest.cleaned(keep).weighted_sum(torch.ones(9, dtype=torch.float64))
+    torch.testing.assert_close(total, expected[keep].sum(0))
 
 
 def test_one_position_that_differs_is_seen():

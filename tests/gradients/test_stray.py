@@ -14,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contribution import Direct, Rows
+from dpfy.gradients.contribution import Direct
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.loop import LoopEngine
+from dpfy.gradients.rows import Rows
 
 T, C, V = 5, 4, 11
 
