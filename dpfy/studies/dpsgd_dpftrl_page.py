@@ -106,7 +106,7 @@ def _rows(results: Results, printed: Mapping[float, tuple[float, float]], prefix
             continue
         score = spread([run.result["test_accuracy"] for run in runs])
         one = runs[0].result
-        difference = score["mean"] - accuracy
+        difference = round(score["mean"] - accuracy, 6)
         rows.append([label, noise, epsilon, one["epsilon"], accuracy, score["mean"], score["deviation"], difference, score["runs"],
                      one["training_seconds"], one["inference_seconds"]])  # fmt: skip
     return rows
