@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -36,20 +37,31 @@ class Wrong:
         return self.real.batch(step, records=records, rng=rng)
 
 
-class RealisedDivisor(Wrong):
-    """The noisy sum is divided by the size of the batch that happened to be drawn."""
+class Counted(Wrong):
+    """The real batches; the size of the last one is remembered, for :class:`RealisedDivisor`."""
 
     last = 1
 
-    def expected_batch(self, records: int) -> float:
-        """The realised size."""
-        return float(max(1, self.last))
-
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Any:
-        """The real batch; its size is remembered."""
+        """The real batch."""
         drawn = self.real.batch(step, records=records, rng=rng)
-        self.last = len(drawn)
+        Counted.last = max(1, len(drawn))
         return drawn
+
+
+class RealisedDivisor:
+    """The noisy sum is divided by the size of the batch that happened to be drawn."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+
+    def init(self, like: Any) -> Any:
+        """As the real stream."""
+        return self.real.init(like)
+
+    def release(self, total: Any, step: int, state: Any, permit: Any) -> Any:
+        """The real release with another divisor."""
+        return dataclasses.replace(self.real, divisor=float(Counted.last)).release(total, step, state, permit)
 
 
 class Shuffled(Wrong):
@@ -89,7 +101,7 @@ class SameBatch(Wrong):
 
 
 BUGS = (
-    Bug("divisor-realised", "the realised batch size as divisor", "divisor", sampler=RealisedDivisor),
+    Bug("divisor-realised", "the realised batch size as divisor", "divisor", sampler=Counted, stream=RealisedDivisor),
     Bug("batches-shuffled", "shuffling billed as Poisson", SAMPLING, sampler=Shuffled),
     Bug("batches-fixed", "fixed batches billed as Poisson", SAMPLING, sampler=Fixed),
     Bug("rate-workers", "rate off by the number of workers", SAMPLING, sampler=Workers),
