@@ -1,4 +1,4 @@
-"""Cost of the noise stage: draw, correlate, add to the summed gradient. Ratios to independent noise, strategies interleaved, medians.
+"""Cost of the noise stage: draw, correlate, add to the sum, divide. Ratios to independent noise, strategies interleaved, medians.
 
 python benchmarks/noise.py --device cuda --parameters 124
 """
@@ -12,14 +12,17 @@ import time
 
 import torch
 
+from dpfy.core.events import Gaussian
+from dpfy.core.ledger import Permit
 from dpfy.core.participation import SinglePass
 from dpfy.core.random import Randomness
+from dpfy.core.values import Bound, Bounded
 from dpfy.noise import optimise
 from dpfy.noise.error import buffers
-from dpfy.noise.gaussian import draw
 from dpfy.noise.inverse import inverse_square_root_banded
 from dpfy.noise.optimise_blt import blt
-from dpfy.noise.strategy import Grads, Identity, State, Strategy
+from dpfy.noise.strategy import Grads, Identity, Strategy
+from dpfy.noise.stream import NoiseStream
 
 STEPS = 2048
 
@@ -44,12 +47,6 @@ def gradients(millions: float, device: str) -> Grads:
     return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
 
 
-def stage(strategy: Strategy, step: int, state: State, total: Grads, randomness: Randomness) -> tuple[Grads, State]:
-    """What the noise stream does in one step."""
-    unit, state = strategy.next(step, lambda s: draw(total, randomness, "noise", s), state)
-    return {name: torch.add(value, unit[name].to(value.dtype), alpha=0.5) for name, value in total.items()}, state
-
-
 def clock(device: str) -> float:
     """Seconds, after the device has caught up."""
     if device == "cuda":
@@ -58,19 +55,22 @@ def clock(device: str) -> float:
 
 
 def measure(strategies: dict[str, Strategy], total: Grads, device: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of the stage for each strategy, `rounds` times, interleaved; the first steps warm up and fill the rings."""
-    randomness = Randomness.for_tests(0)
+    """Seconds of the stage for each strategy, `rounds` times, interleaved; the first steps warm up and fill the rings.
+
+    The stage is the training loop's: draw, correlate, add to the sum, divide, in the memory of the sum.
+    """
+    permit = Permit("benchmark", Gaussian(1.0), 10**9, "none")
     found: dict[str, list[float]] = {}
     for name, strategy in strategies.items():
-        state = strategy.init(total)
+        stream = NoiseStream(strategy, 0.5, Randomness.for_tests(0), divisor=64.0, in_place=True)
+        state, bounded = stream.init(total), Bounded(total, Bound(1.0))
         for step in range(3):
-            _, state = stage(strategy, step, state, total, randomness)
+            _, state = stream.release(bounded, step, state, permit)
         times = []
         for step in range(3, 3 + rounds):
             start = clock(device)
-            noisy, state = stage(strategy, step, state, total, randomness)
+            _, state = stream.release(bounded, step, state, permit)
             times.append(clock(device) - start)
-            del noisy
         found[name] = times
         del state
     return found
