@@ -68,19 +68,18 @@ def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, strea
             add_and_divide_(many, list(draw(sums, randomness, stream, step).values()), scale, divisor)
         return
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
+    sizes = [t.numel() for t in sums.values()]
     target, done, weight = 0, 0, 1 / divisor
-    for _, values in _pairs(sum(map(len, rows)), dtype_of(sums), randomness.keystream(stream, step), scale / divisor):
-        used, length = 0, len(values)
+    for _, values in _pairs(sum(sizes), dtype_of(sums), randomness.keystream(stream, step), scale / divisor):
+        used, length = 0, values.numel()
         while used < length:
-            row = rows[target]
-            room = min(len(row) - done, length - used)
-            part, onto = (
-                values if room == length else values[used : used + room],
-                row if room == len(row) else row[done : done + room],
-            )
+            row, size = rows[target], sizes[target]
+            room = min(size - done, length - used)
+            part = values if room == length else values[used : used + room]
+            onto = row if room == size else row[done : done + room]
             torch.add(part, onto, alpha=weight, out=onto)
             used, done = used + room, done + room
-            if done == len(row):
+            if done == size:
                 target, done = target + 1, 0
     for t, row in zip(sums.values(), rows, strict=True):
         if row.data_ptr() != t.data_ptr():
@@ -121,7 +120,7 @@ def _pairs(
         scratch = whole if left >= size else whole.part((left + 1) // 2)
         fill(scratch.bits)
         values = scratch.transform(factor)
-        yield start, values if left >= len(values) else values[:left]
+        yield start, values if left >= values.numel() else values[:left]
 
 
 _HELD = threading.local()
