@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from cases import CPU, GPU, Case
-from step import Clock, Step, fresh, machine, plain, private
+from step import Clock, Step, fresh, machine, plain, private, save
 from torch import nn
 
 from dpfy.gradients.bookkeeping import BookkeepingEngine
@@ -136,10 +136,7 @@ def main() -> int:
             gc.collect()
     where = machine(options.device)
     print(table(rows, where))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "compiled.md").write_text(table(rows, where))
-        (options.out / "compiled.json").write_text(json.dumps({"machine": where, "rows": rows}, indent=1))
+    save(options.out, "compiled", table(rows, where), {"machine": where, "rows": rows})
     return 0
 
 

@@ -368,6 +368,14 @@ def table(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def save(folder: Path | None, name: str, text: str, facts: dict[str, Any]) -> None:
+    """NAME.md and NAME.json in `folder`, if there is one."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.md").write_text(text)
+        (folder / f"{name}.json").write_text(json.dumps(facts, indent=1))
+
+
 def profile(case: Case, device: str, dtype: torch.dtype) -> str:
     """Where the time of the private step goes."""
     model, batch = fresh(case, device, dtype)
@@ -429,10 +437,7 @@ def main() -> int:
             gc.collect()
     where = machine(options.device)
     print(table(rows, where))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "step.md").write_text(table(rows, where))
-        (options.out / "step.json").write_text(json.dumps({"machine": where, "rows": rows}, indent=1))
+    save(options.out, "step", table(rows, where), {"machine": where, "rows": rows})
     return 0
 
 

@@ -129,6 +129,7 @@ def main(given: list[str] | None = None) -> None:
     data = load(DataConfig(kind="shakespeare", dir=options.data_dir, length=options.length))
     print(data.description)
 
+    # how long the text is, hence the number of records, is taken to be public
     recipe = dpfy.dpsgd(records=len(data.train), batch_size=options.batch_size, epochs=options.epochs)
     plan = recipe.calibrate(epsilon=options.epsilon, delta=options.delta)
 

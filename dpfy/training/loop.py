@@ -156,7 +156,7 @@ class PrivateTraining:
                 step(*batch)
 
         What `losses_of` computes must depend on the batch and on the model's weights alone: a graph repeats what it did once, with
-        the values that Python had then. Dropout is drawn anew at every step. The first steps run as usual.
+        the values that Python had then. The first steps run as usual.
         """
         self._require_entered()
         capture = CapturedSum(self.engine, losses_of) if self.runtime.graph else None

@@ -14,6 +14,7 @@ from torch import Tensor
 from dpfy import accounting
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.guarantee import Guarantee
+from dpfy.noise import chacha
 from dpfy.plan.recipe import CODEC
 from dpfy.training import checkpoint, metrics
 from dpfy.training.averaging import trainable
@@ -51,7 +52,13 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
         "average": training.rule.averaging.decay,
         "torch": f"{torch.__version__} {torch.get_num_threads()} threads",
         "vector code": f"numpy {np.__version__} {torch.backends.cpu.get_cpu_capability()}",
+        "noise": _noise_maker(training.device),
     }
+
+
+def _noise_maker(device: torch.device) -> str:
+    """What turns keys into noise: another one would give other noise to a step that is made again."""
+    return "keystream" if device.type == "cpu" else "kernel" if chacha.triton is not None else "generator"
 
 
 def restore_or_begin(training: PrivateTraining) -> None:

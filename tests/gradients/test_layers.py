@@ -228,10 +228,9 @@ def test_layer_equals_loop(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["wide linear", "layer norm", "group norm", "instance norm"])
 def test_frozen_half_of_a_layer(kind: str, frozen: str) -> None:
     torch.manual_seed(0)
-    layer, x = DRAWS[kind](random.Random(5))
+    draws = (DRAWS[kind](random.Random(seed)) for seed in range(5, 60))
+    layer, x = next((layer, x) for layer, x in draws if getattr(layer, frozen) is not None)
     model = nn.Sequential(layer, nn.Tanh()).double()
-    if getattr(layer, frozen) is None:
-        pytest.skip("this draw has no such parameter")
     getattr(layer, frozen).requires_grad_(False)
     twist = floats(60_000)
     expected = answer(LoopEngine(), model, x, twist, FlatClip(0.3))
