@@ -295,7 +295,7 @@ class _Source:
             return []
         if self.where is None:
             return [(self.name, Direct(grads))]
-        (_, _, explain, shape), saved = self.where, self.saved
+        (_, _, explain, shape, _), saved = self.where, self.saved
         stacked = grads if shape is None else grads.reshape(-1, *shape)
         if len(saved) == 1 and not saved[0].is_floating_point():
             # A table looked up at the same places for every example (position embeddings): all examples at once.

@@ -105,7 +105,7 @@ def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -
             grads = grads.masked_fill((where == module.padding_idx)[..., None], 0.0)
         return wanted([(module.weight, lambda: Rows(where, grads, module.num_embeddings))])
 
-    return tape.tap(y, site, explain, (index,))
+    return tape.tap(y, site, explain, (index,), facts=(module.padding_idx,))
 
 
 def fits_embedding(module: nn.Embedding) -> bool:
@@ -130,7 +130,7 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
             ]
         )
 
-    return tape.tap(y, site, explain, (x, mean, rstd))
+    return tape.tap(y, site, explain, (x, mean, rstd), facts=(keep,))
 
 
 def _scale_job(g: Tensor, a: Tensor, rstd: Tensor, mean: Tensor, keep: int) -> SumJob:
@@ -148,7 +148,7 @@ def run_rms_norm(module: nn.RMSNorm, tape: Tape, site: Site, x: Tensor) -> Tenso
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         return wanted([(module.weight, lambda: Direct(total(view(g * F.rms_norm(saved[0], shape, None, module.eps)), keep)))])
 
-    return tape.tap(y, site, explain, (x,))
+    return tape.tap(y, site, explain, (x,), facts=(keep, module.eps))
 
 
 def has_scale(module: Any) -> bool:
@@ -185,7 +185,7 @@ def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Ten
 
         return wanted([(module.weight, scale), (module.bias, lambda: Direct(total(view(sums), 1)))])
 
-    return tape.tap(y, site, explain, (x, mean, rstd))
+    return tape.tap(y, site, explain, (x, mean, rstd), facts=(groups,))
 
 
 def pair_sums(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +219,7 @@ def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         return convolution_parts(module, how, view(g), view(saved[0]))
 
-    return tape.tap(y, site, explain, (a,))
+    return tape.tap(y, site, explain, (a,), facts=(how,))
 
 
 def convolution_parts(module: Any, how: Geometry, g: Tensor, a: Tensor) -> Found:
@@ -266,7 +266,7 @@ def run_transposed(module: Any, tape: Tape, site: Site, x: Tensor, output_size: 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         return convolution_parts(module, how, view(g), view(saved[0]))
 
-    return tape.tap(y, site, explain, (x,))
+    return tape.tap(y, site, explain, (x,), facts=(how,))
 
 
 def run_bag(module: nn.EmbeddingBag, tape: Tape, site: Site, index: Tensor, *rest: Any, **options: Any) -> Tensor:
@@ -281,7 +281,7 @@ def run_bag(module: nn.EmbeddingBag, tape: Tape, site: Site, index: Tensor, *res
         flat = where.reshape(len(where), -1)
         return wanted([(module.weight, lambda: Rows(flat, grads.reshape(*flat.shape, -1), module.num_embeddings))])
 
-    return tape.tap(y, site, explain, (index,))
+    return tape.tap(y, site, explain, (index,), facts=(module.mode,))
 
 
 def fits_bag(module: nn.EmbeddingBag) -> bool:

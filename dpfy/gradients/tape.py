@@ -88,6 +88,8 @@ class Report:
     grad: Tensor
     saved: tuple[Tensor, ...]
     explain: Explain
+    facts: tuple[object, ...] = ()
+    """Whatever the answer of `explain` depends on besides the tensors and the site."""
 
 
 @dataclass
@@ -119,9 +121,15 @@ class Tape:
             self.passive = before
 
     def tap(
-        self, output: Tensor, site: Site, explain: Explain, saved: tuple[Tensor, ...], shape: torch.Size | None = None
+        self,
+        output: Tensor,
+        site: Site,
+        explain: Explain,
+        saved: tuple[Tensor, ...],
+        shape: torch.Size | None = None,
+        facts: tuple[object, ...] = (),
     ) -> Tensor:
-        """`output`, with its gradient reported in the backward pass, in `shape` where given.
+        """`output`, with its gradient reported in the backward pass, in `shape` where given, with the `facts` of the use.
 
         Saved tensors go through autograd, so that activation checkpointing works and an in-place change of them is noticed.
         """
@@ -129,7 +137,7 @@ class Tape:
             return output
         self.unsettled = self.unsettled or not site.settled
         fresh = output.clone() if output._is_view() or (output.is_leaf and output.requires_grad) else output
-        return _apply(fresh, self.anchor, (self, site, explain, shape), *[t.detach() for t in saved])  # type: ignore[no-any-return]
+        return _apply(fresh, self.anchor, (self, site, explain, shape, facts), *[t.detach() for t in saved])  # type: ignore[no-any-return]
 
 
 _LOOKING: list[bool] = []
@@ -157,11 +165,11 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        tape, site, explain, shape = ctx.where
+        tape, site, explain, shape, facts = ctx.where
         if tape.recording and not tape.passive:
             # Under activation checkpointing saved tensors may be read only once; those of a lost site were, further up.
             saved = () if site.lost else ctx.saved_tensors
-            tape.receive(Report(site, grad if shape is None else grad.reshape(shape), saved, explain))
+            tape.receive(Report(site, grad if shape is None else grad.reshape(shape), saved, explain, facts))
         elif not tape.passive and not _LOOKING:
             raise DpfyError("backward: called on a model with a private engine attached; hand the losses to the engine instead")
         return (grad, None, None, *[None] * (len(ctx.needs_input_grad) - 3))
