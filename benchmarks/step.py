@@ -229,7 +229,8 @@ def disagreement(case: Case, device: str, dtype: torch.dtype) -> float:
 
 
 def peak(case: Case, kind: str, dtype: torch.dtype) -> float:
-    """MiB of all tensors on the GPU at the highest point of one step; of a captured one, all that the process holds for it."""
+    """MiB of all tensors on the GPU at the highest point of one step, and what graphs hold besides; of a captured step, all that the
+    process holds for it."""
     gc.collect()
     torch.cuda.empty_cache()
     captured = "graph" in kind
@@ -240,7 +241,11 @@ def peak(case: Case, kind: str, dtype: torch.dtype) -> float:
     torch.cuda.reset_peak_memory_stats()
     step(*batch)
     torch.cuda.synchronize()
-    return ((torch.cuda.memory_reserved() if captured else torch.cuda.max_memory_allocated()) - before) / 2**20
+    if captured:
+        return (torch.cuda.memory_reserved() - before) / 2**20
+    pools = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) != (0, 0)]
+    idle = sum(segment["total_size"] - segment["allocated_size"] for segment in pools)
+    return (torch.cuda.max_memory_allocated() + idle - before) / 2**20
 
 
 def peak_apart(name: str, kind: str, dtype: str) -> float | None:

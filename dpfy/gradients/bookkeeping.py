@@ -27,6 +27,7 @@ from dpfy.gradients.contribution import Contribution, Direct, Late, SumJob, run_
 from dpfy.gradients.engine import Grads, checked, no_autocast, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
+from dpfy.gradients.recorded import Recorder
 from dpfy.gradients.replay import Replay
 from dpfy.gradients.shared import Measured, Shared
 from dpfy.gradients.stray import Apart, Cut, Graph, Place, find_cut, taken_apart
@@ -78,6 +79,7 @@ class BookkeepingEngine:
         self._several: set[str] = set()
         self._jobs: list[SumJob] = []
         self._cut = Cut()
+        self._recorder = Recorder()
 
     def attach(self, model: nn.Module) -> None:
         """Patch the supported layers that have trainable parameters."""
@@ -101,7 +103,7 @@ class BookkeepingEngine:
         if self._replay is not None:
             self._replay.close()
             self._replay = None
-        self._params, self._names, self._cut = None, {}, Cut()
+        self._params, self._names, self._cut, self._recorder = None, {}, Cut(), Recorder()
         self._strays, self._seen, self._several, self._lost = set(), set(), set(), set()
 
     def _release(self, module: nn.Module) -> None:
@@ -111,9 +113,17 @@ class BookkeepingEngine:
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """See :class:`dpfy.gradients.engine.Engine`."""
+        if losses.is_cuda and len(losses) and self._recorder.on and self.steady:
+            mask = checked(losses, mask)
+            with torch.no_grad(), no_autocast(losses.device.type):
+                return self._recorder.bounded_sum(self, losses, clip, mask)
         weighed = self.weighed(losses, clip, mask)
         if weighed is None:
             return Bounded(zeros(attached(self._params), clip), clip.bound)
+        return self.total(weighed)
+
+    def total(self, weighed: Weighed) -> Bounded[Grads]:
+        """The bounded sum, of examples without a finite norm nothing."""
         flag = Flag(weighed.sound)
         total = self.summed(weighed)
         return total if flag.value() else self.summed(weighed.cleaned())
@@ -126,8 +136,7 @@ class BookkeepingEngine:
             return None
         with torch.no_grad(), no_autocast(losses.device.type):
             found = self._contributions(losses, params)
-            run_jobs(self._jobs)
-            self._jobs.clear()
+            self.flush()
             weighed = weigh(found, clip, params, mask) if found else None
         forget(self._replay)
         if self._replay is not None and not self._tape.unsettled and not self._strays:
@@ -149,6 +158,24 @@ class BookkeepingEngine:
         """Whether every layout is settled and every use has its row: a step then asks the device nothing on its way."""
         return not self._tape.unsettled and not self._strays and self._seen == set(attached(self._params))
 
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters of the attached model."""
+        return attached(self._params)
+
+    def identity(self) -> tuple[object, ...]:
+        """All that the work on reports depends on besides the reports."""
+        return (*self.addresses(), *[p.requires_grad for p in self.parameters.values()], len(self._several))
+
+    def flush(self) -> None:
+        """Make the sums that wait for a common launch."""
+        run_jobs(self._jobs)
+        self._jobs.clear()
+
+    def drop(self) -> None:
+        """Forget the sums that wait for a common launch."""
+        self._jobs.clear()
+
     def addresses(self) -> tuple[int, ...]:
         """Where the parameters lie: a graph is good only as long as they stay there."""
         return tuple(p.data_ptr() for p in attached(self._params).values())
@@ -167,17 +194,25 @@ class BookkeepingEngine:
         self._suspects.clear()
         handles = [h for source in sources for h in self._part_at(cuts[source] or {}, source, len(losses), parts)]
         try:
-            with self._tape.into(lambda report: self._explain(report, len(losses), parts)):
-                found = self._backward(losses, list(params), keep=not sound)
+            self.report(losses, lambda report: self.explain(report, len(losses), parts), keep=not sound)
         finally:
             for handle in handles:
                 handle.remove()
+        self._isolate(losses, parts, sound)
+        return self.joined(parts)
+
+    def report(self, losses: Tensor, receive: Callable[[Report], None], keep: bool = False) -> None:
+        """Run backward and hand every report to `receive`."""
+        with self._tape.into(receive):
+            found = self._backward(losses, list(self.parameters), keep=keep)
         if missed := found - self._strays:
             names = ", ".join(sorted(missed))
             raise Unsupported(f"{names}: a use outside of its layer that appeared after the first batch", "use engine='batched'")
+
+    def joined(self, parts: dict[str, list[Contribution]]) -> dict[str, Contribution]:
+        """What every parameter receives, over all its uses."""
         self._seen |= set(parts)
         self._several |= {name for name, uses in parts.items() if len(uses) > 1}
-        self._isolate(losses, parts, sound)
         return {name: uses[0] if len(uses) == 1 else Shared(uses) for name, uses in parts.items()}
 
     def _backward(self, losses: Tensor, names: list[str], keep: bool, weights: Tensor | None = None) -> set[str]:
@@ -188,7 +223,8 @@ class BookkeepingEngine:
         grads = torch.autograd.grad(losses, targets, weights, retain_graph=keep, allow_unused=True)
         return {name for name, g in zip(names, grads[1:], strict=True) if g is not None}
 
-    def _explain(self, report: Report, batch: int, parts: dict[str, list[Contribution]]) -> None:
+    def explain(self, report: Report, batch: int, parts: dict[str, list[Contribution]]) -> None:
+        """Add the contributions of one report to `parts`."""
         if report.site not in self._lost:
             for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch, report.grad)):
                 name = self._names[p]
@@ -200,8 +236,7 @@ class BookkeepingEngine:
                     contribution = Measured.of(contribution)
                 parts.setdefault(name, []).append(contribution)
             if len(self._jobs) >= MOST_WAITING:
-                run_jobs(self._jobs)
-                self._jobs.clear()
+                self.flush()
 
     def _sources(self, graph: Graph) -> list[_Source]:
         """Where gradients go that no row explains: parameters still in the graph, and layers that run without a batch."""

@@ -71,11 +71,17 @@ class Flag:
     """A truth value on its way from the device: work that is launched after it does not delay its arrival."""
 
     def __init__(self, flag: Tensor) -> None:
-        self._here, self._event = flag, None
+        self._there = self._here = flag
+        self._event: torch.cuda.Event | None = None
         if flag.is_cuda:
             self._here = torch.empty((), dtype=torch.bool, pin_memory=True)
-            self._here.copy_(flag, non_blocking=True)
             self._event = torch.cuda.Event()
+        self.send()
+
+    def send(self) -> None:
+        """Send it, again if it has changed; not before it was waited for."""
+        if self._event is not None:
+            self._here.copy_(self._there, non_blocking=True)
             self._event.record()
 
     def value(self) -> bool:

@@ -1,0 +1,366 @@
+"""The engine's own part of a step as CUDA graphs: the model runs as always, what is done with its gradients is launched whole.
+
+A private step has about as much to compute as a plain one, but in more and smaller pieces; on a fast GPU the time goes to launching
+them. The user's forward and backward pass cannot be recorded without asking, for they may do something else the next time. The norms
+and sums are the engine's, and they depend on nothing but the tensors that the layers report. In a training loop these lie at the same
+addresses at every step, because torch's allocator gives the same sequence of requests the same memory. So the work on them is recorded
+once, and repeated whenever every tensor lies where it lay.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dpfy.core.values import Bounded
+from dpfy.gradients import kernels
+from dpfy.gradients.clip import Clip
+from dpfy.gradients.combine import Flag, weigh
+from dpfy.gradients.contribution import Contribution
+from dpfy.gradients.engine import Grads
+from dpfy.gradients.tape import Report, Site
+
+if TYPE_CHECKING:
+    from dpfy.gradients.bookkeeping import BookkeepingEngine
+
+Key = tuple[object, ...]
+Parts = dict[str, list[Contribution]]
+
+SECTION = 12
+"""Reports that are worked on together."""
+
+SECTION_BYTES = 2**25
+"""Gradients of normalisation layers may wait up to this size: nothing else needs them afterwards."""
+
+SAME = 2
+"""How many times in a row everything must lie where it lay before the work on it is recorded."""
+
+MOST_RECORDINGS = 4
+MOST_MISSES = 3
+MOST_MADE = 32
+"""A loop whose tensors keep moving is not worth recording again and again."""
+
+
+class Recorder:
+    """The recordings of one attached engine.
+
+    Guarantees: a recording is repeated only if every tensor it reads is at its address, with its shape, strides and dtype, reported by
+    the same layer in the same order with the same facts, for the same clip rule, batch size, parameters and numeric settings; in all
+    other cases the work is done as usual. A batch with a NaN or an infinity in it is never summed by a recording.
+    """
+
+    def __init__(self) -> None:
+        self.on = True
+        self.made = self.repeated = 0
+        self._recordings: dict[Key, _Recording] = {}
+        self._watched: dict[Key, tuple[list[Key], int]] = {}
+        self._small: dict[Site, bool] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def bounded_sum(self, engine: BookkeepingEngine, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
+        """What ``engine.bounded_sum`` gives, for an engine that is steady."""
+        take = _Take(self, engine, _Request(clip, mask, losses))
+        engine.report(losses, take.receive)
+        return take.finish()
+
+    def waits(self, report: Report) -> int:
+        """Bytes that are held only until the report was worked on."""
+        site = report.site
+        if site not in self._small:
+            self._small[site] = all(p.dim() < 2 for p in site.params)
+        return report.grad.nbytes if self._small[site] else 0
+
+    def found(self, first: Key) -> tuple[_Recording | None, list[Key] | None]:
+        """The recording that begins with `first`; or, if one is to be made now, the sections it will have."""
+        recording = self._recordings.pop(first, None)
+        if recording is not None:
+            self._recordings[first] = recording  # the latest used comes last
+            return recording, None
+        expected, times = self._watched.get(first, ([], 0))
+        if times < SAME or self.made >= MOST_MADE:
+            return None, None
+        return None, expected
+
+    def watch(self, keys: list[Key]) -> None:
+        """Remember what a step without a recording looked like."""
+        expected, times = self._watched.pop(keys[0], ([], 0))
+        self._watched[keys[0]] = (keys, times + 1 if keys == expected else 1)
+        if len(self._watched) > 2 * MOST_RECORDINGS:
+            self._watched.pop(next(iter(self._watched)))
+
+    def keep(self, recording: _Recording) -> None:
+        """Take up a new recording; the one that was not used for longest makes room."""
+        first = recording.sections[0].key
+        self._watched.pop(first, None)
+        while len(self._recordings) >= MOST_RECORDINGS:
+            self._recordings.pop(next(iter(self._recordings)))
+        self._recordings[first] = recording
+        self.made += 1
+
+    def missed(self, recording: _Recording) -> None:
+        """A step that began like `recording` went on differently."""
+        recording.misses += 1
+        if recording.misses >= MOST_MISSES:
+            self._recordings.pop(recording.sections[0].key, None)
+
+    def give_up(self) -> None:
+        """Work as usual from now on."""
+        self.on = False
+        self._recordings.clear()
+
+    @contextmanager
+    def recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Record what is launched inside. Nothing of it runs before the first replay."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        here, collecting = torch.cuda.current_stream(), gc.isenabled()
+        self._stream.wait_stream(here)
+        gc.disable()  # what a collection frees could be something that must not be freed during a capture
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    yield
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        here.wait_stream(self._stream)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a bounded sum is asked for."""
+
+    clip: Clip
+    mask: Tensor | None
+    losses: Tensor
+
+    def key(self, engine: BookkeepingEngine) -> Key:
+        settings = (
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+            torch.cuda.current_stream().cuda_stream,
+        )
+        return (self.clip, self.mask is None, len(self.losses), self.losses.device, *settings, *engine.identity())
+
+
+@dataclass
+class _Section:
+    """The work on some reports. `own`: the contributions of a report where none of the reported tensors is needed any more."""
+
+    key: Key
+    graph: torch.cuda.CUDAGraph
+    tables: kernels.Tables
+    own: list[list[tuple[str, Contribution]] | None]
+
+
+class _Recording:
+    """Graphs for all sections of a step, for the multipliers and for the sums. All tensors in it are overwritten at every use."""
+
+    def __init__(self, sections: list[_Section], mask: Tensor | None) -> None:
+        self.sections, self.misses = sections, 0
+        self.weigh, self.sum = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.mask = mask
+        self.tables: kernels.Tables | None = None
+        self._flag: Flag | None = None
+        self._rows: list[tuple[list[str], list[torch.Size], list[Tensor]]] = []
+
+    def end(self, sound: Tensor, total: Grads) -> None:
+        """What the graphs leave behind."""
+        self._flag = Flag(sound)
+        for dtype in dict.fromkeys(t.dtype for t in total.values()):
+            names = [name for name, t in total.items() if t.dtype == dtype]
+            self._rows.append((names, [total[n].shape for n in names], [total[n].reshape(-1) for n in names]))
+        self._order = list(total)
+
+    def replay(self, mask: Tensor | None) -> bool:
+        """Multipliers and sums for what the sections left; False if some norm was not finite, and the sums are worthless."""
+        if self.mask is not None and mask is not None:
+            self.mask.copy_(mask)
+        self.weigh.replay()
+        assert self._flag is not None
+        self._flag.send()
+        self.sum.replay()
+        return self._flag.value()
+
+    def sums(self) -> Grads:
+        """The sums in memory of their own."""
+        found: Grads = {}
+        for names, shapes, flat in self._rows:
+            pieces = torch.cat(flat).split([t.numel() for t in flat])
+            found |= {name: piece.view(shape) for name, shape, piece in zip(names, shapes, pieces, strict=True)}
+        return {name: found[name] for name in self._order}
+
+
+class _Take:
+    """One step: reports come in and are worked on, section by section, by a recording or as usual."""
+
+    def __init__(self, recorder: Recorder, engine: BookkeepingEngine, request: _Request) -> None:
+        self._recorder, self._engine, self._request = recorder, engine, request
+        self._waiting: list[Report] = []
+        self._bytes = 0
+        self._keys: list[Key] = []
+        self._held: list[list[Report | None]] = []
+        self._parts: Parts = {}
+        self._recording: _Recording | None = None
+        self._expected: list[Key] | None = None
+        self._made: list[_Section] = []
+
+    def receive(self, report: Report) -> None:
+        """Take up a report, and work on those that wait when there are enough."""
+        self._waiting.append(report)
+        self._bytes += self._recorder.waits(report)
+        if len(self._waiting) >= SECTION or self._bytes >= SECTION_BYTES:
+            self._close()
+
+    def _close(self) -> None:
+        reports, self._waiting, self._bytes = self._waiting, [], 0
+        key: Key = tuple(_lies(report) for report in reports)
+        place = len(self._keys)
+        if not place:
+            key = (*self._request.key(self._engine), *key)
+            self._recording, self._expected = self._recorder.found(key)
+        self._keys.append(key)
+        if self._recording is not None:
+            sections = self._recording.sections
+            if place < len(sections) and sections[place].key == key:
+                sections[place].graph.replay()
+                self._hold(sections[place], reports)
+                return
+            self._miss()
+        if self._expected is not None:
+            if place < len(self._expected) and self._expected[place] == key and self._record(key, reports):
+                return
+            self._expected = None
+        for report in reports:
+            self._engine.explain(report, len(self._request.losses), self._parts)
+
+    def _hold(self, section: _Section, reports: list[Report]) -> None:
+        self._held.append([report if own is None else None for report, own in zip(reports, section.own, strict=True)])
+
+    def _record(self, key: Key, reports: list[Report]) -> bool:
+        """Record the work on `reports`, and do it. False if that cannot be."""
+        graph, tables = torch.cuda.CUDAGraph(), kernels.Tables(reports[0].grad.device, 1 << 14)
+        found: list[Parts] = [{} for _ in reports]
+        try:
+            with kernels.writing(tables), self._recorder.recording(graph):
+                for report, parts in zip(reports, found, strict=True):
+                    self._engine.explain(report, len(self._request.losses), parts)
+                self._engine.flush()
+        except RuntimeError:
+            self._engine.drop()
+            self._recorder.give_up()
+            return False
+        tables.send()
+        graph.replay()
+        for parts in found:
+            for name, uses in parts.items():
+                self._parts.setdefault(name, []).extend(uses)
+        section = _Section(key, graph, tables, [_own(r, parts) for r, parts in zip(reports, found, strict=True)])
+        self._made.append(section)
+        self._hold(section, reports)
+        return True
+
+    def _miss(self) -> None:
+        """Go on as usual: from what the recording left of the reports so far, or from the reports themselves."""
+        assert self._recording is not None
+        self._recorder.missed(self._recording)
+        self._again(self._recording.sections)
+        self._recording = None
+
+    def _again(self, sections: list[_Section]) -> None:
+        self._parts = {}
+        for section, reports in zip(sections, self._held, strict=False):
+            for own, report in zip(section.own, reports, strict=True):
+                if report is not None:
+                    self._engine.explain(report, len(self._request.losses), self._parts)
+                for name, part in own or ():
+                    self._parts.setdefault(name, []).append(part)
+        self._held = []
+
+    def finish(self) -> Bounded[Grads]:
+        """The bounded sum of all reports."""
+        if self._waiting:
+            self._close()
+        if self._recording is not None and len(self._recording.sections) != len(self._keys):
+            self._miss()
+        if self._expected is not None and len(self._expected) == len(self._keys):
+            self._recording = self._recorded()
+        if self._recording is None:
+            self._recorder.watch(self._keys)
+            return self._as_usual()
+        self._parts = {}
+        if not self._recording.replay(self._request.mask):
+            self._again(self._recording.sections)
+            return self._as_usual()
+        self._recording.misses = 0
+        self._recorder.repeated += 1
+        self._held = []
+        return Bounded(self._recording.sums(), self._request.clip.bound)
+
+    def _recorded(self) -> _Recording | None:
+        """The recording of this step; None if it cannot be made."""
+        mask, clip = self._request.mask, self._request.clip
+        made = _Recording(self._made, None if mask is None else mask.clone())
+        made.tables = kernels.Tables(self._request.losses.device)
+        try:
+            with kernels.writing(made.tables):
+                with self._recorder.recording(made.weigh):
+                    weighed = weigh(self._engine.joined(self._parts), clip, self._engine.parameters, made.mask)
+                with self._recorder.recording(made.sum):
+                    total = self._engine.summed(weighed, last=True)
+        except RuntimeError:
+            self._recorder.give_up()
+            self._again(self._made)
+            return None
+        made.tables.send()
+        made.end(weighed.sound, total.value)
+        self._recorder.keep(made)
+        return made
+
+    def _as_usual(self) -> Bounded[Grads]:
+        self._engine.flush()
+        parameters = self._engine.parameters
+        weighed = weigh(self._engine.joined(self._parts), self._request.clip, parameters, self._request.mask)
+        return self._engine.total(weighed)
+
+
+def _lies(report: Report) -> Key:
+    """Who reported, and where every tensor lies."""
+    return (report.site, report.facts, _place(report.grad), *map(_place, report.saved))
+
+
+def _place(t: Tensor) -> Key:
+    return (t.data_ptr(), t.shape, t.stride(), t.dtype)
+
+
+def _own(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | None:
+    """The contributions of `report`, if they hold none of its tensors."""
+    theirs = {t.untyped_storage().data_ptr() for t in (report.grad, *report.saved)}
+    found = [(name, part) for name, uses in parts.items() for part in uses]
+    if any(t.untyped_storage().data_ptr() in theirs for _, part in found for t in _tensors(part)):
+        return None
+    return found
+
+
+def _tensors(part: object) -> Iterator[Tensor]:
+    """Every tensor in a contribution."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for each in part:
+            yield from _tensors(each)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tensors(getattr(part, field.name))

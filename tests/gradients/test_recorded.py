@@ -1,0 +1,211 @@
+"""The engine's part of a step, recorded as CUDA graphs, gives the sums that it gives without: whatever moves, changes or breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpfy.gradients import recorded
+from dpfy.gradients.bookkeeping import BookkeepingEngine
+from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
+from dpfy.gradients.recorded import SAME, Recorder
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+STEPS = SAME + 8
+
+
+class Images(nn.Module):
+    """Convolutions with and without bias, GroupNorm, a head with one position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.second, self.short = nn.Conv2d(16, 32, 3, 2, 1, bias=False), nn.Conv2d(16, 32, 1, 2, bias=False)
+        self.hidden, self.head = nn.Linear(32, 64), nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm(self.first(x)))
+        h = F.relu(self.second(h) + self.short(h)).mean((2, 3))
+        return self.head(F.relu(self.hidden(h)))
+
+
+class Tokens(nn.Module):
+    """Embedding with a padding row, blocks with LayerNorm and RMSNorm, a head tied to the embedding."""
+
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.token = nn.Embedding(50, 32, padding_idx=0)
+        self.norms = nn.ModuleList([nn.LayerNorm(32) if i % 2 else nn.RMSNorm(32) for i in range(depth)])
+        self.ups = nn.ModuleList([nn.Linear(32, 64) for _ in range(depth)])
+        self.downs = nn.ModuleList([nn.Linear(64, 32) for _ in range(depth)])
+        self.head = nn.Linear(32, 50, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, index: Tensor) -> Tensor:
+        x = self.token(index)
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = x + down(F.gelu(up(norm(x))))
+        return self.head(x)
+
+
+def images(model: nn.Module, seed: int, rows: int = 24) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    p = next(model.parameters())
+    x = torch.randn(rows, 1, 10, 10, generator=g).to(p)
+    return F.cross_entropy(model(x).float(), torch.randint(0, 5, (rows,), generator=g).cuda(), reduction="none"), x
+
+
+def tokens(model: nn.Module, seed: int, rows: int = 16, length: int = 12) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    index = torch.randint(0, 50, (rows, length), generator=g).cuda()
+    losses = F.cross_entropy(model(index).float().flatten(0, 1), index.roll(1, 1).flatten(), reduction="none")
+    return losses.view(rows, length).mean(1), index
+
+
+MODELS: dict[str, tuple[type[nn.Module], Callable[..., tuple[Tensor, Tensor]]]] = {
+    "images": (Images, images),
+    "tokens": (Tokens, tokens),
+}
+
+
+def engines(
+    model: nn.Module,
+) -> tuple[BookkeepingEngine, Callable[[Callable[[], Tensor], Clip, Tensor | None], dict[str, Tensor]]]:
+    """An engine that records, attached; and what an engine that never does gives for the same losses."""
+    engine = BookkeepingEngine()
+    engine.attach(model)
+
+    def usual(losses: Callable[[], Tensor], clip: Clip, mask: Tensor | None) -> dict[str, Tensor]:
+        mine, engine._recorder = engine._recorder, Recorder()
+        engine._recorder.on = False
+        try:
+            return engine.bounded_sum(losses(), clip, mask).value
+        finally:
+            engine._recorder = mine
+
+    return engine, usual
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
+    assert list(found) == list(expected)
+    rtol, atol = (2e-2, 2e-3) if dtype == torch.bfloat16 else (1e-4, 1e-6)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("kind", MODELS)
+def test_recorded_steps_give_the_usual_sums(kind: str, clip: Clip, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    make, losses = MODELS[kind]
+    model = make().cuda().to(dtype)
+    engine, usual = engines(model)
+    for seed in range(STEPS):
+        for mask in (None, torch.arange(24 if kind == "images" else 16, device="cuda") % 3 > seed % 2):
+            found = engine.bounded_sum(losses(model, seed)[0], clip, mask).value
+            same(found, usual(lambda s=seed: losses(model, s)[0], clip, mask), dtype)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.01 * torch.randn_like(p))
+    assert engine._recorder.on
+    assert engine._recorder.repeated >= STEPS
+
+
+def test_sums_of_earlier_steps_stay_as_they_were() -> None:
+    model = Images().cuda()
+    engine, _ = engines(model)
+    sums = [engine.bounded_sum(images(model, seed)[0], FlatClip(0.1)).value for seed in range(STEPS)]
+    copies = [{name: value.clone() for name, value in each.items()} for each in sums]
+    for seed in range(STEPS):
+        engine.bounded_sum(images(model, seed + 100)[0], FlatClip(0.1))
+    for one, copy in zip(sums, copies, strict=True):
+        for name in one:
+            assert torch.equal(one[name], copy[name])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_example_adds_nothing_and_spoils_nobody(kind: str, bad: float) -> None:
+    torch.manual_seed(0)
+    make, losses = MODELS[kind]
+    model = make().cuda()
+    engine, usual = engines(model)
+
+    def spoilt(seed: int) -> Tensor:
+        each = losses(model, seed)[0]
+        weights = torch.ones_like(each)
+        if seed > STEPS - 3:
+            weights[3] = bad
+        return each * weights
+
+    for seed in range(STEPS + 3):
+        found = engine.bounded_sum(spoilt(seed), FlatClip(0.1)).value
+        same(found, usual(lambda s=seed: spoilt(s), FlatClip(0.1), None))
+        assert all(bool(value.isfinite().all()) for value in found.values())
+    assert engine._recorder.repeated
+
+
+def test_other_shapes_clips_places_and_frozen_parameters_are_noticed() -> None:
+    torch.manual_seed(0)
+    model = Tokens().cuda()
+    engine, usual = engines(model)
+    held: list[Tensor] = []
+    for seed in range(60):
+        rows, length, clip = (16, 8, 11)[seed // 7 % 3], (12, 7)[seed // 14 % 2], FlatClip(0.1 if seed % 28 < 25 else 3.0)
+        if seed % 5 == 0:
+            held.append(torch.empty(1000 * (seed + 1), device="cuda"))  # moves what is allocated after it
+        if seed == 40:
+            model.ups[0].weight.data = model.ups[0].weight.data.clone()
+        losses = lambda s=seed, r=rows, n=length: tokens(model, s, r, n)[0]  # noqa: E731
+        same(engine.bounded_sum(losses(), clip).value, usual(losses, clip, None))
+    assert engine._recorder.repeated > 5
+
+
+def test_a_use_that_appears_later_is_refused_as_usual() -> None:
+    model = Images().cuda()
+    engine, _ = engines(model)
+    for seed in range(STEPS):
+        engine.bounded_sum(images(model, seed)[0], FlatClip(0.1))
+    with pytest.raises(Exception, match="a use outside of its layer"):
+        engine.bounded_sum(images(model, 0)[0] + model.hidden.weight.sum(), FlatClip(0.1))
+
+
+def test_a_layer_left_out_of_a_step_leaves_nothing_behind() -> None:
+    torch.manual_seed(0)
+    model = Tokens().cuda()
+    engine, usual = engines(model)
+    whole = list(zip(model.norms, model.ups, model.downs, strict=True))
+    for seed in range(4 * STEPS):
+        keep = whole if seed % 3 else whole[:-1]
+        model.norms, model.ups, model.downs = (nn.ModuleList(each) for each in zip(*keep, strict=True))
+        losses = lambda s=seed: tokens(model, s)[0]  # noqa: E731
+        same(engine.bounded_sum(losses(), FlatClip(0.1)).value, usual(losses, FlatClip(0.1), None))
+    assert engine._recorder.repeated
+
+
+def test_where_recording_fails_the_work_is_done_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Images().cuda()
+    engine, usual = engines(model)
+    weigh = recorded.weigh
+
+    def broken(*args: object) -> object:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("no")
+        return weigh(*args)
+
+    monkeypatch.setattr(recorded, "weigh", broken)
+    for seed in range(STEPS):
+        found = engine.bounded_sum(images(model, seed)[0], FlatClip(0.1)).value
+        same(found, usual(lambda s=seed: images(model, s)[0], FlatClip(0.1), None))
+    assert not engine._recorder.on
