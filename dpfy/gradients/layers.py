@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpfy.gradients import kernels
+from dpfy.gradients import kernels, nodes
 from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, SumJob, row_squares, wide
 from dpfy.gradients.convolution import Convolution, Geometry
 from dpfy.gradients.rows import Rows
 from dpfy.gradients.shared import Measured
-from dpfy.gradients.tape import Site, Tape
+from dpfy.gradients.tape import Explain, Site, Tape
 
 Found = list[tuple[Tensor, Contribution]]
 View = Callable[[Tensor], Tensor]
@@ -36,6 +37,11 @@ class Row:
 def constant(p: Tensor | None) -> Tensor | None:
     """The parameter's value, outside of autograd."""
     return None if p is None else p.detach()
+
+
+def one_node() -> bool:
+    """Whether a layer and its tap may be one node: a gradient is wanted, nobody casts its tensors or packs what it saves."""
+    return torch.is_grad_enabled() and not nodes.cast() and not nodes.packed()
 
 
 def wanted(found: list[tuple[Tensor | None, Callable[[], Contribution]]]) -> Found:
@@ -58,14 +64,25 @@ def total(t: Tensor, keep: int) -> Tensor:
 
 
 def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
-    """y = x W' + b, tapped on its two-dimensional form, so that a user's in-place operation on y stays legal."""
-    weight, bias = module.weight, module.bias
+    """y = x W' + b."""
+    parameters = module._parameters
+    weight, bias = parameters["weight"], parameters["bias"]
+    assert weight is not None
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         return outer_parts(weight, bias, view(g), view(saved[0]))
 
-    if x.dim() == 2:
-        return tape.tap(F.linear(x, weight.detach(), constant(bias)), site, explain, (x,))
+    return _product(x, tape, site, explain, weight, bias)
+
+
+def _product(x: Tensor, tape: Tape, site: Site, explain: Explain, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """y = x W' + b; a user's in-place operation on y stays legal."""
+    if not torch.is_grad_enabled():
+        return F.linear(x, weight.detach(), constant(bias))
+    if not nodes.packed():
+        if nodes.cast():  # what autocast makes of a parameter here it must not remember for other uses of it
+            weight, bias = weight.detach(), constant(bias)
+        return nodes.run(nodes.Linear, x, tape, site, explain, (), (weight, bias))
     y = F.linear(x.reshape(-1, x.shape[-1]), weight.detach(), constant(bias))
     shape = torch.Size((*x.shape[:-1], y.shape[-1]))
     return tape.tap(y, site, explain, (x,), shape).view(shape)
@@ -95,17 +112,20 @@ def _one_position(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> 
 
 def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -> Tensor:
     """Rows of the table; the padding row gets no gradient."""
-    y = F.embedding(index, module.weight.detach())
+    weight, padding = module._parameters["weight"], module.padding_idx
+    assert weight is not None
+    if not torch.is_grad_enabled():
+        return F.embedding(index, weight.detach())
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         grads, where = view(g), view(saved[0])
         where = where.reshape(len(where), -1)
         grads = grads.reshape(*where.shape, -1)
-        if module.padding_idx is not None:
-            grads = grads.masked_fill((where == module.padding_idx)[..., None], 0.0)
-        return wanted([(module.weight, lambda: Rows(where, grads, module.num_embeddings))])
+        if padding is not None:
+            grads = grads.masked_fill((where == padding)[..., None], 0.0)
+        return wanted([(weight, lambda: Rows(where, grads, len(weight)))])
 
-    return tape.tap(y, site, explain, (index,), facts=(module.padding_idx,))
+    return nodes.run(nodes.Lookup, index, tape, site, explain, (padding,), (weight,))
 
 
 def fits_embedding(module: nn.Embedding) -> bool:
@@ -115,21 +135,24 @@ def fits_embedding(module: nn.Embedding) -> bool:
 
 def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:
     """LayerNorm with its statistics kept for the gradient of the scale."""
-    shape, keep = list(module.normalized_shape), len(module.normalized_shape)
-    y, mean, rstd = torch.native_layer_norm(x, shape, constant(module.weight), constant(module.bias), module.eps)
+    shape, parameters = module.normalized_shape, module._parameters
+    weight, bias, keep = parameters["weight"], parameters["bias"], len(shape)
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
-        a, m, r = saved
+        a, m, r = saved[:3]
         if kernels.usable(g):
             job, tail = _scale_job(view(g), view(a), view(r), view(m), keep), g.shape[g.dim() - keep :]
-            return wanted([(module.weight, lambda: Late(job, 1, tail)), (module.bias, lambda: Late(job, 0, tail))])
+            return wanted([(weight, lambda: Late(job, 1, tail)), (bias, lambda: Late(job, 0, tail))])
         return wanted(
             [
-                (module.weight, lambda: Direct(total(view(g * ((a - m) * r)), keep))),
-                (module.bias, lambda: Direct(total(view(g), keep))),
+                (weight, lambda: Direct(total(view(g * ((a - m) * r)), keep))),
+                (bias, lambda: Direct(total(view(g), keep))),
             ]
         )
 
+    if one_node():
+        return nodes.run(nodes.LayerNorm, x, tape, site, explain, (keep,), (shape, weight, bias, module.eps))
+    y, mean, rstd = torch.native_layer_norm(x, shape, constant(weight), constant(bias), module.eps)
     return tape.tap(y, site, explain, (x, mean, rstd), facts=(keep,))
 
 
@@ -170,12 +193,11 @@ def run_instance_norm(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
 
 def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Tensor:
     many, channels = x.shape[:2]
-    space = x[0, 0].numel() if many else 1
-    weight, bias = constant(module.weight), constant(module.bias)
-    y, mean, rstd = torch.native_group_norm(x.contiguous(), weight, bias, many, channels, space, groups, module.eps)
+    space = x.numel() // (many * channels) if many else 1
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
-        a, m, r = saved
+        a, m, r = saved[:3]
         sums, products = pair_sums(g, a)
 
         def scale() -> Contribution:
@@ -183,8 +205,13 @@ def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Ten
             centred = torch.addcmul(products.view(each), sums.view(each), m.to(sums.dtype)[..., None], value=-1)
             return Direct(total(view((centred * r[..., None]).view(many, channels)), 1))
 
-        return wanted([(module.weight, scale), (module.bias, lambda: Direct(total(view(sums), 1)))])
+        return wanted([(weight, scale), (bias, lambda: Direct(total(view(sums), 1)))])
 
+    sizes = (many, channels, space, groups, module.eps)
+    if one_node():
+        return nodes.run(nodes.GroupNorm, x, tape, site, explain, (groups,), (weight, bias, *sizes))
+    x = x.contiguous()
+    y, mean, rstd = torch.native_group_norm(x, constant(weight), constant(bias), *sizes)
     return tape.tap(y, site, explain, (x, mean, rstd), facts=(groups,))
 
 
@@ -210,33 +237,46 @@ def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
     if x.dim() != len(module.kernel_size) + 2:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     a, padding = padded(module, x)
-    how = Geometry(module.stride, padding, module.dilation, module.groups)
-    zero = [0] * len(padding)
-    y = torch.convolution(
-        a, module.weight.detach(), constant(module.bias), how.stride, padding, how.dilation, False, zero, how.groups
-    )
+    return _convolved(module, a, tape, site, geometry(tuple(module.stride), padding, tuple(module.dilation), module.groups))
+
+
+@cache
+def geometry(
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    extra: tuple[int, ...] | None = None,
+) -> Geometry:
+    """How a convolution walks; transposed where there is `extra` output padding, be it of zero."""
+    return Geometry(stride, padding, dilation, groups, extra is not None, extra or ())
+
+
+def _convolved(module: Any, x: Tensor, tape: Tape, site: Site, how: Geometry) -> Tensor:
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
-        return convolution_parts(module, how, view(g), view(saved[0]))
+        return convolution_parts(weight, bias, how, view(g), view(saved[0]))
 
-    return tape.tap(y, site, explain, (a,), facts=(how,))
+    extra = how.output_padding or (0,) * len(how.padding)
+    walk = (how.stride, how.padding, how.dilation, how.transposed, extra, how.groups)
+    if one_node():
+        return nodes.run(nodes.Convolution, x, tape, site, explain, (how,), (weight, bias, *walk))
+    return tape.tap(torch.convolution(x, weight.detach(), constant(bias), *walk), site, explain, (x,), facts=(how,))
 
 
-def convolution_parts(module: Any, how: Geometry, g: Tensor, a: Tensor) -> Found:
+def convolution_parts(weight: Tensor, bias: Tensor | None, how: Geometry, g: Tensor, a: Tensor) -> Found:
     """Contributions of a convolution whose tensors have the examples in front, and images of one example behind them."""
     images = 1
     if g.dim() > len(how.stride) + 2:
         images = g.shape[1]
         g, a = g.flatten(0, 1), a.flatten(0, 1)
 
-    def bias() -> Contribution:
+    def shift() -> Contribution:
         sums = total_space(g)
         return Direct(sums if images == 1 else sums.unflatten(0, (-1, images)).sum(1))
 
-    weight = module.weight
-    return wanted(
-        [(weight, lambda: Convolution(a.to(g.dtype), g, weight.detach().to(g.dtype), how, images)), (module.bias, bias)]
-    )
+    return wanted([(weight, lambda: Convolution(a.to(g.dtype), g, weight.detach().to(g.dtype), how, images)), (bias, shift)])
 
 
 def padded(module: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -259,14 +299,8 @@ def run_transposed(module: Any, tape: Tape, site: Site, x: Tensor, output_size: 
     extra = tuple(
         module._output_padding(x, output_size, module.stride, module.padding, module.kernel_size, count, module.dilation)
     )
-    how = Geometry(module.stride, tuple(module.padding), module.dilation, module.groups, True, extra)
-    weight, bias = module.weight.detach(), constant(module.bias)
-    y = torch.convolution(x, weight, bias, how.stride, how.padding, how.dilation, True, extra, how.groups)
-
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
-        return convolution_parts(module, how, view(g), view(saved[0]))
-
-    return tape.tap(y, site, explain, (x,), facts=(how,))
+    how = geometry(tuple(module.stride), tuple(module.padding), tuple(module.dilation), module.groups, extra)
+    return _convolved(module, x, tape, site, how)
 
 
 def run_bag(module: nn.EmbeddingBag, tape: Tape, site: Site, index: Tensor, *rest: Any, **options: Any) -> Tensor:
@@ -292,15 +326,13 @@ def fits_bag(module: nn.EmbeddingBag) -> bool:
 
 def run_transformers_linear(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
     """The `Conv1D` of transformers: a linear layer whose weight is stored transposed."""
-    y = torch.addmm(module.bias.detach(), x.reshape(-1, x.shape[-1]), module.weight.detach())
-    shape = torch.Size((*x.shape[:-1], y.shape[-1]))
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         outs, ins = as_positions(view(g)), as_positions(view(saved[0]))
-        bias = wanted([(module.bias, lambda: Direct(total(outs, 1)))])
-        return wanted([(module.weight, lambda: Outer(ins.to(outs.dtype), outs))]) + bias
+        return wanted([(weight, lambda: Outer(ins.to(outs.dtype), outs)), (bias, lambda: Direct(total(outs, 1)))])
 
-    return tape.tap(y, site, explain, (x,), shape).view(shape)
+    return _product(x, tape, site, explain, weight.detach().t(), bias)
 
 
 LAYERS: dict[type, Row] = {

@@ -26,7 +26,13 @@ def probe_weights(losses: Tensor) -> Tensor:
 
 
 Explain = Callable[[Tensor, tuple[Tensor, ...], Callable[[Tensor], Tensor]], list[tuple[Tensor, Contribution]]]
-"""(output gradient, saved tensors, rows-first view) to the contributions of the layer's parameters."""
+"""(output gradient, saved tensors, rows-first view) to the contributions of the layer's parameters.
+
+Of the saved tensors those that are reported come first; a node may have saved more for itself.
+"""
+
+Where = tuple[Any, ...]
+"""What a node of the graph knows about the layer it stands for: tape, site, explanation, shape of the gradient (or None), facts."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +159,31 @@ def looking() -> Iterator[None]:
         _LOOKING.pop()
 
 
+def reads(where: Where) -> bool:
+    """Whether the report will need the saved tensors.
+
+    Under activation checkpointing they may be read only once; those of a lost site were, further up.
+    """
+    tape, site = where[:2]
+    return tape.recording and not tape.passive and not site.lost
+
+
+def tell(where: Where, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
+    """Report the gradient that arrived at a layer's output; raise if nobody asked for it."""
+    tape = where[0]
+    if tape.passive:
+        return
+    if tape.recording:
+        tape.receive(Report(where[1], grad, saved, where[2], where[4]))
+    elif not _LOOKING:
+        raise DpfyError("backward: called on a model with a private engine attached; hand the losses to the engine instead")
+
+
 class _Tap(torch.autograd.Function):
     """The identity, in place, whose backward tells the tape."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor, where: tuple[Any, ...], *saved: Tensor) -> Tensor:
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, where: Where, *saved: Tensor) -> Tensor:
         ctx.where = where
         ctx.save_for_backward(*saved)
         ctx.mark_dirty(output)
@@ -165,13 +191,8 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        tape, site, explain, shape, facts = ctx.where
-        if tape.recording and not tape.passive:
-            # Under activation checkpointing saved tensors may be read only once; those of a lost site were, further up.
-            saved = () if site.lost else ctx.saved_tensors
-            tape.receive(Report(site, grad if shape is None else grad.reshape(shape), saved, explain, facts))
-        elif not tape.passive and not _LOOKING:
-            raise DpfyError("backward: called on a model with a private engine attached; hand the losses to the engine instead")
+        where = ctx.where
+        tell(where, grad if where[3] is None else grad.reshape(where[3]), ctx.saved_tensors if reads(where) else ())
         return (grad, None, None, *[None] * (len(ctx.needs_input_grad) - 3))
 
 
