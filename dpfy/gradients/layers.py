@@ -39,11 +39,6 @@ def constant(p: Tensor | None) -> Tensor | None:
     return None if p is None else p.detach()
 
 
-def one_node() -> bool:
-    """Whether a layer and its tap may be one node: a gradient is wanted, nobody casts its tensors or packs what it saves."""
-    return torch.is_grad_enabled() and not nodes.cast() and not nodes.packed()
-
-
 def wanted(found: list[tuple[Tensor | None, Callable[[], Contribution]]]) -> Found:
     """The contributions of the parameters that exist and are trainable, computed only for them."""
     return [(p, make()) for p, make in found if p is not None and p.requires_grad]
@@ -72,6 +67,8 @@ def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         return outer_parts(weight, bias, view(g), view(saved[0]))
 
+    if nodes.one_node():
+        return nodes.run(nodes.linear, x, tape, site, explain, (), (weight, bias))
     return _product(x, tape, site, explain, weight, bias)
 
 
@@ -82,7 +79,7 @@ def _product(x: Tensor, tape: Tape, site: Site, explain: Explain, weight: Tensor
     if not nodes.packed():
         if nodes.cast():  # what autocast makes of a parameter here it must not remember for other uses of it
             weight, bias = weight.detach(), constant(bias)
-        return nodes.run(nodes.Linear, x, tape, site, explain, (), (weight, bias))
+        return nodes.run(nodes.linear, x, tape, site, explain, (), (weight, bias))
     y = F.linear(x.reshape(-1, x.shape[-1]), weight.detach(), constant(bias))
     shape = torch.Size((*x.shape[:-1], y.shape[-1]))
     return tape.tap(y, site, explain, (x,), shape).view(shape)
@@ -125,7 +122,7 @@ def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -
             grads = grads.masked_fill((where == padding)[..., None], 0.0)
         return wanted([(weight, lambda: Rows(where, grads, len(weight)))])
 
-    return nodes.run(nodes.Lookup, index, tape, site, explain, (padding,), (weight,))
+    return nodes.run(nodes.lookup, index, tape, site, explain, (padding,), (weight,))
 
 
 def fits_embedding(module: nn.Embedding) -> bool:
@@ -150,8 +147,8 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
             ]
         )
 
-    if one_node():
-        return nodes.run(nodes.LayerNorm, x, tape, site, explain, (keep,), (shape, weight, bias, module.eps))
+    if nodes.one_node():
+        return nodes.run(nodes.layer_norm, x, tape, site, explain, (keep,), (shape, weight, bias, module.eps))
     y, mean, rstd = torch.native_layer_norm(x, shape, constant(weight), constant(bias), module.eps)
     return tape.tap(y, site, explain, (x, mean, rstd), facts=(keep,))
 
@@ -208,8 +205,8 @@ def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Ten
         return wanted([(weight, scale), (bias, lambda: Direct(total(view(sums), 1)))])
 
     sizes = (many, channels, space, groups, module.eps)
-    if one_node():
-        return nodes.run(nodes.GroupNorm, x, tape, site, explain, (groups,), (weight, bias, *sizes))
+    if nodes.one_node():
+        return nodes.run(nodes.group_norm, x, tape, site, explain, (groups,), (weight, bias, *sizes))
     x = x.contiguous()
     y, mean, rstd = torch.native_group_norm(x, constant(weight), constant(bias), *sizes)
     return tape.tap(y, site, explain, (x, mean, rstd), facts=(groups,))
@@ -247,22 +244,22 @@ def geometry(
     dilation: tuple[int, ...],
     groups: int,
     extra: tuple[int, ...] | None = None,
-) -> Geometry:
-    """How a convolution walks; transposed where there is `extra` output padding, be it of zero."""
-    return Geometry(stride, padding, dilation, groups, extra is not None, extra or ())
+) -> tuple[Geometry, tuple[Any, ...]]:
+    """How a convolution walks, and the same as torch wants to hear it. Transposed where there is `extra` output padding, be it zero."""
+    how = Geometry(stride, padding, dilation, groups, extra is not None, extra or ())
+    return how, (stride, padding, dilation, how.transposed, extra or (0,) * len(padding), groups)
 
 
-def _convolved(module: Any, x: Tensor, tape: Tape, site: Site, how: Geometry) -> Tensor:
-    weight, bias = module._parameters["weight"], module._parameters["bias"]
+def _convolved(module: Any, x: Tensor, tape: Tape, site: Site, walk: tuple[Geometry, tuple[Any, ...]]) -> Tensor:
+    (how, given), parameters = walk, module._parameters
+    weight, bias = parameters["weight"], parameters["bias"]
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         return convolution_parts(weight, bias, how, view(g), view(saved[0]))
 
-    extra = how.output_padding or (0,) * len(how.padding)
-    walk = (how.stride, how.padding, how.dilation, how.transposed, extra, how.groups)
-    if one_node():
-        return nodes.run(nodes.Convolution, x, tape, site, explain, (how,), (weight, bias, *walk))
-    return tape.tap(torch.convolution(x, weight.detach(), constant(bias), *walk), site, explain, (x,), facts=(how,))
+    if nodes.one_node():
+        return nodes.run(nodes.convolution, x, tape, site, explain, (how,), (weight, bias, *given))
+    return tape.tap(torch.convolution(x, weight.detach(), constant(bias), *given), site, explain, (x,), facts=(how,))
 
 
 def convolution_parts(weight: Tensor, bias: Tensor | None, how: Geometry, g: Tensor, a: Tensor) -> Found:
@@ -281,14 +278,12 @@ def convolution_parts(weight: Tensor, bias: Tensor | None, how: Geometry, g: Ten
 
 def padded(module: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """The input after explicit padding, and the zero padding left to the convolution."""
+    if module.padding_mode == "zeros" and not isinstance(module.padding, str):
+        return x, tuple(module.padding)
     none = (0,) * len(module.kernel_size)
     if module.padding_mode != "zeros":
         return F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode), none
-    if module.padding == "valid":
-        return x, none
-    if module.padding == "same":
-        return F.pad(x, module._reversed_padding_repeated_twice), none
-    return x, tuple(module.padding)
+    return (x if module.padding == "valid" else F.pad(x, module._reversed_padding_repeated_twice)), none
 
 
 def run_transposed(module: Any, tape: Tape, site: Site, x: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -299,8 +294,8 @@ def run_transposed(module: Any, tape: Tape, site: Site, x: Tensor, output_size: 
     extra = tuple(
         module._output_padding(x, output_size, module.stride, module.padding, module.kernel_size, count, module.dilation)
     )
-    how = geometry(tuple(module.stride), tuple(module.padding), tuple(module.dilation), module.groups, extra)
-    return _convolved(module, x, tape, site, how)
+    walk = geometry(tuple(module.stride), tuple(module.padding), tuple(module.dilation), module.groups, extra)
+    return _convolved(module, x, tape, site, walk)
 
 
 def run_bag(module: nn.EmbeddingBag, tape: Tape, site: Site, index: Tensor, *rest: Any, **options: Any) -> Tensor:

@@ -8,6 +8,7 @@ They are saved like any tensor that backward needs, so that a weight changed in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from dpfy.gradients.tape import Explain, Site, Tape, Where, reads, tell
 
 Grads = tuple[Tensor | None, None, None, None]
 
+_wanted = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
 _packing = torch._C._autograd._top_saved_tensors_default_hooks
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -25,18 +27,23 @@ _VIEWS = torch._C.DispatchKey.ADInplaceOrView
 _ONLY_INPUT = (True, False, False)
 
 
-def packed() -> bool:
-    """Whether what is saved for backward goes through hooks, which may hand it out only once (activation checkpointing)."""
-    return _packing(False) is not None
-
-
 def cast() -> bool:
     """Whether autocast may change the tensors that a layer works on."""
     return _autocast()  # type: ignore[no-any-return]
 
 
+def packed() -> bool:
+    """Whether what is saved for backward goes through hooks, which may hand it out only once (activation checkpointing)."""
+    return _packing(False) is not None
+
+
+def one_node() -> bool:
+    """Whether a layer and its tap may be one node: a gradient is wanted, nobody casts its tensors or packs what it saves."""
+    return _wanted() and not _autocast() and _packing(False) is None
+
+
 def run(
-    node: type[Function],
+    apply: Callable[..., Tensor],
     x: Tensor,
     tape: Tape,
     site: Site,
@@ -44,12 +51,13 @@ def run(
     facts: tuple[object, ...],
     constants: tuple[Any, ...],
 ) -> Tensor:
-    """The output of `node` for `x`, whose gradient is reported with the `facts` of this use."""
-    tape.unsettled = tape.unsettled or not site.settled
-    return _APPLY[node](x, tape.anchor, (tape, site, explain, None, facts), constants)  # type: ignore[no-any-return]
+    """The layer `apply` of this module on `x`. Its output gradient is reported with the `facts` of this use."""
+    if not site.settled:
+        tape.unsettled = True
+    return apply(x, tape.anchor, (tape, site, explain, None, facts), constants)
 
 
-class Linear(Function):
+class _Linear(Function):
     """y = x W' + b, in the shape of x. Constants: weight, bias."""
 
     @staticmethod
@@ -76,7 +84,7 @@ class Linear(Function):
         return grad.matmul(weight), None, None, None
 
 
-class Lookup(Function):
+class _Lookup(Function):
     """Rows of a table. Constants: weight."""
 
     @staticmethod
@@ -91,7 +99,7 @@ class Lookup(Function):
         return None, None, None, None
 
 
-class LayerNorm(Function):
+class _LayerNorm(Function):
     """LayerNorm. Constants: normalised shape, weight, bias, eps."""
 
     @staticmethod
@@ -110,7 +118,7 @@ class LayerNorm(Function):
         return _layer_norm_backward(grad, x, ctx.shape, mean, rstd, weight, None, _ONLY_INPUT)[0], None, None, None
 
 
-class GroupNorm(Function):
+class _GroupNorm(Function):
     """GroupNorm of a contiguous tensor. Constants: weight, bias, how many, channels, space, groups, eps."""
 
     @staticmethod
@@ -131,7 +139,7 @@ class GroupNorm(Function):
         return below, None, None, None
 
 
-class Convolution(Function):
+class _Convolution(Function):
     """Any convolution. Constants: weight, bias, stride, padding, dilation, transposed, output padding, groups."""
 
     @staticmethod
@@ -153,8 +161,12 @@ _layer_norm_backward: Any = torch.ops.aten.native_layer_norm_backward.default
 _group_norm_backward: Any = torch.ops.aten.native_group_norm_backward.default
 _convolution_backward: Any = torch.ops.aten.convolution_backward.default
 
-_APPLY: dict[type[Function], Any] = {
-    node: super(Function, node).apply  # type: ignore[misc]
-    for node in (Linear, Lookup, LayerNorm, GroupNorm, Convolution)
-}
-"""``node.apply`` without its look at function transforms, which a tapped layer never runs under."""
+
+def _applied(node: Any) -> Callable[..., Tensor]:
+    """``node.apply`` without its look at function transforms, which a tapped layer never runs under; and a shorter way back."""
+    node._backward_cls.apply = node.backward
+    return super(Function, node).apply  # type: ignore[misc, no-any-return]
+
+
+linear, lookup, layer_norm = _applied(_Linear), _applied(_Lookup), _applied(_LayerNorm)
+group_norm, convolution = _applied(_GroupNorm), _applied(_Convolution)
