@@ -259,7 +259,17 @@ def _convolved(module: Any, x: Tensor, tape: Tape, site: Site, walk: tuple[Geome
 
     if nodes.one_node():
         return nodes.run(nodes.convolution, x, tape, site, explain, (how,), (weight, bias, *given))
-    return tape.tap(torch.convolution(x, weight.detach(), constant(bias), *given), site, explain, (x,), facts=(how,))
+    return tape.tap(_convolution(x, weight.detach(), constant(bias), how), site, explain, (x,), facts=(how,))
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
+    """By the function of its dimension: not every autocast knows the general one."""
+    count = len(how.stride)
+    if how.transposed:
+        upward: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[count - 1]
+        return upward(x, weight, bias, how.stride, how.padding, how.output_padding, how.groups, how.dilation)  # type: ignore[no-any-return]
+    along: Any = (F.conv1d, F.conv2d, F.conv3d)[count - 1]
+    return along(x, weight, bias, how.stride, how.padding, how.dilation, how.groups)  # type: ignore[no-any-return]
 
 
 def convolution_parts(weight: Tensor, bias: Tensor | None, how: Geometry, g: Tensor, a: Tensor) -> Found:
