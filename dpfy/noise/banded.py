@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.participation import Participation
 from dpfy.noise import memory, series
-from dpfy.noise.strategy import Draw, Grads, State
+from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State
 from dpfy.noise.toeplitz import Toeplitz
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Banded(Toeplitz):
+class Banded(Toeplitz, Recurrent):
     """C is banded Toeplitz with these coefficients (Choquette-Choo et al. 2023; Kalinin & Lampert 2024). Keeps bands - 1 past outputs.
 
     Guarantees: the noise y of step t solves sum over i of c_i y_(t-i) = z_t. In single precision the coefficients are rounded
@@ -47,23 +48,22 @@ class Banded(Toeplitz):
         """A ring of bands - 1 past outputs; nothing for one band."""
         return memory.stack(like, self.bands - 1) if self.bands > 1 else {}
 
-    def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
+    def recurrence(self, step: int) -> Recurrence:
         """The step's draw less c_1 .. c_(p-1) times the last outputs, over c_0."""
-        fresh = draw(step)
-        first, ring = self.coefficient[0], self.bands - 1
-        z = memory.flat(fresh)
-        if first != 1:
-            z = z / memory.rounded([first], z)[0]
-        if ring:
-            past = memory.held(state, z, ring, step)
-            # Row r of the ring holds the output of the last step that is r modulo the ring, i.e. ((step - 1 - r) % ring) + 1 ago.
-            weights = [-self.coefficient[(step - 1 - row) % ring + 1] / first for row in range(ring)]
-            z = memory.plus_weighted(z, past, weights, keep=step % ring)
-        return memory.split(z, fresh), state
+        return _recurrence(self.coefficient, step % max(self.bands - 1, 1))
+
+
+@lru_cache(maxsize=1024)
+def _recurrence(coefficient: tuple[float, ...], place: int) -> Recurrence:
+    """The step that goes to `place` of the ring. Row r holds the output of the last step that is r modulo the ring, so the one of
+    ((step - 1 - r) modulo the ring) + 1 steps ago."""
+    first, ring = coefficient[0], len(coefficient) - 1
+    weights = tuple(-coefficient[(place - 1 - row) % ring + 1] / first for row in range(ring))
+    return Recurrence(first=first, weights=weights, keep=place)
 
 
 @dataclass(frozen=True)
-class NormalisedBanded:
+class NormalisedBanded(Recurrent):
     """A banded Toeplitz matrix whose columns are scaled to norm one for a run of exactly `steps` steps: C D^-1.
 
     Guarantees: every column has norm one, so that no step is protected more than another; a step beyond `steps` is refused.
@@ -89,8 +89,7 @@ class NormalisedBanded:
         """Column norms of the Toeplitz matrix: the scale of each step's noise."""
         import numpy as np
 
-        norms: NDArray[np.float64] = np.sqrt(np.cumsum(self.base.coefficients(self.steps) ** 2)[::-1])
-        return norms
+        return np.array(_norms(self.coefficient, self.steps))
 
     def encoder(self, steps: int) -> NDArray[np.float64]:
         """C D^-1 as a dense matrix: an oracle."""
@@ -113,22 +112,25 @@ class NormalisedBanded:
         """As the strategy before the scaling."""
         return self.base.init(like)
 
-    def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
+    def recurrence(self, step: int) -> Recurrence:
         """The unscaled noise times the norm of its column."""
-        import numpy as np
-
         if step >= self.steps:
             raise InvalidInput("step", step, f"the columns were normalised for {self.steps} steps")
-        noise, state = self.base.next(step, draw, state)
-        scale = float(np.nextafter(np.float32(self.norms()[step]), np.float32(np.inf)))
-        exact = float(self.norms()[step])
-        return {n: y.mul(exact if y.element_size() == 8 else scale) for n, y in noise.items()}, state
+        return replace(self.base.recurrence(step), gain=_norms(self.coefficient, self.steps)[step])
 
     def _check(self, steps: int) -> None:
         if steps != self.steps:
             raise Unsupported(
                 f"a run of {steps} steps with columns normalised for {self.steps}", "make the strategy for this many steps"
             )
+
+
+@lru_cache(maxsize=16)
+def _norms(coefficient: tuple[float, ...], steps: int) -> tuple[float, ...]:
+    import numpy as np
+
+    norms = np.sqrt(np.cumsum(series.padded(coefficient, steps) ** 2)[::-1])
+    return tuple(float(n) for n in norms)
 
 
 def square_root_banded(bands: int) -> Banded:

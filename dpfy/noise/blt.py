@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.noise import memory
-from dpfy.noise.strategy import Draw, Grads, State
+from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State
 from dpfy.noise.toeplitz import Toeplitz
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Blt(Toeplitz):
+class Blt(Toeplitz, Recurrent):
     """C has the coefficients c_0 = 1, c_i = sum over j of omega_j theta_j^(i-1) (Dvijotham et al. 2024; McMahan et al. 2024).
 
     Guarantees: one buffer for each theta, for any number of steps. theta in [0, 1) and omega >= 0 make C non-negative; in single
@@ -69,9 +70,11 @@ class Blt(Toeplitz):
         """Empty buffers."""
         return memory.stack(like, len(self.theta))
 
-    def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
+    def recurrence(self, step: int) -> Recurrence:
         """The step's draw less omega times the buffers; the buffers decay by theta and take up the output."""
-        fresh = draw(step)
-        z = memory.flat(fresh)
-        past = memory.held(state, z, len(self.theta), step)
-        return memory.split(memory.feed_back(z, past, self.theta, self.omega), fresh), state
+        return _recurrence(self.theta, self.omega)
+
+
+@lru_cache(maxsize=64)
+def _recurrence(theta: tuple[float, ...], omega: tuple[float, ...]) -> Recurrence:
+    return Recurrence(weights=tuple(-w for w in omega), decay=theta)

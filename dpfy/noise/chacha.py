@@ -1,18 +1,25 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, assignment"
 """Gaussian noise on a GPU, made where it is added: counters in, noisy sums out, one launch for all parameters.
 
 The bits are a ChaCha keystream of 12 rounds (Bernstein 2008) under a secret key of 256 bits: a cipher, so that whoever sees some of the
-noise learns nothing about the rest. The transform is that of Box & Muller (1958). Nothing of the size of the model is written but the
-sums themselves.
+noise learns nothing about the rest. The transform is that of Box & Muller (1958). Of what has the size of the model, only the sums
+and the rows of past noise that a strategy remembers are read, and only the sums and the rows that change are written, each once.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from dpfy.noise.series import single, single_up
+from dpfy.noise.strategy import FRESH, Recurrence
 
 try:
     import triton
@@ -25,35 +32,88 @@ LANES = 256
 TILE = 16 * LANES
 """Values of one tile: value 256 i + j comes from word i of the keystream block 256 * tile + j. A tensor begins a new tile."""
 
+WIDTH = 128
+"""Blocks that one program makes, one a thread: with fewer threads there are more programs, and some compute while others wait."""
+
 KEY_BYTES = 32
 
 
 def usable(tensors: Sequence[Tensor]) -> bool:
     """Whether the kernel can add to these tensors."""
-    return triton is not None and all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+    return triton is not None and all(t.is_cuda and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
 
 
-def add_(tensors: Sequence[Tensor], scale: float, key: bytes, divisor: float = 1.0) -> None:
-    """Add `scale` times standard Gaussian values to all `tensors` and divide by `divisor`, in place.
+def add_(
+    tensors: Sequence[Tensor],
+    scale: float,
+    keys: Sequence[bytes],
+    divisor: float = 1.0,
+    recurrence: Recurrence = FRESH,
+    past: Tensor | None = None,
+) -> None:
+    """Add `scale` times the noise of `recurrence` to all `tensors` and divide by `divisor`, in place; the rows of `past` move on.
 
-    The values are a function of the 32 bytes of `key` and of the sizes of the tensors.
+    `keys`: 32 bytes for the step's own draw, then for each earlier draw that is taken again, the last step's first. The values of a
+    draw are a function of its key and of the sizes of the tensors. `past` holds the rows that the recurrence reads, the tensors side
+    by side in each.
 
-    Guarantees: no two values use the same word of the keystream, but for the two of a pair, which share two words; u = (k + 1/2) / 2^32
-    for a whole number k of 32 bits, so that small u, which make the tail, keep their full precision; a pair has at most radius 6.77.
+    Guarantees: no two values of a draw use the same word of the keystream, but for the two of a pair, which share two words;
+    u = (k + 1/2) / 2^32 for a whole number k of 32 bits, so that small u, which make the tail, keep their full precision; a pair has at
+    most radius 6.77. Weights are rounded toward zero, that of the step's own draw up. Sums and rows equal those of the portable
+    :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding.
     """
     parts = [t for t in tensors if t.numel()]
     if not parts:
         return
-    table, first = [int.from_bytes(key[i : i + 8], "little", signed=True) for i in range(0, KEY_BYTES, 8)], 0
-    for t in parts:
-        table += [t.data_ptr(), first, t.numel()]
-        first += -(-t.numel() // TILE)
-    table += [0, first, 0]
-    here, device = torch.tensor(table, dtype=torch.int64), parts[0].device
-    sent = here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
-    halvings = max(1, len(parts).bit_length())
-    aligned = all(t.data_ptr() % 16 == 0 for t in parts)
-    _add[(first,)](sent, len(parts), scale, divisor, HALVINGS=halvings, LANES=LANES, ROUNDS=ROUNDS, ALIGNED=aligned, num_warps=4)
+    device, r = parts[0].device, recurrence
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        queue = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
+        at = _places(tuple([t.data_ptr() for t in parts]), tuple([t.numel() for t in parts]), device, queue)
+        weights = _weights(r.again, r.weights, r.decay, device, queue)
+        again = _sent([word for key in keys[1:] for word in _words(key)], torch.int64, device) if r.again else at.table
+        rows = at.table if past is None else past
+        _add[(at.tiles * (LANES // WIDTH),)](
+            at.table, at.count, *_words(keys[0]), single_up(1 / single(r.first)), scale * r.gain, divisor,
+            again, len(r.again), weights, rows, at.length, len(r.weights), r.keep,
+            HALVINGS=at.count.bit_length(), LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS,
+            AGAIN=bool(r.again), RING=bool(r.weights) and not r.decay, BUFFERS=len(r.decay), num_warps=WIDTH // 32,
+        )  # fmt: skip
+
+
+class _Places(NamedTuple):
+    """Where the tensors lie: `table` has (address, first tile, size, place in a row of the past) of each, on the device."""
+
+    table: Tensor
+    count: int
+    tiles: int
+    length: int
+
+
+@lru_cache(maxsize=64)
+def _places(addresses: tuple[int, ...], sizes: tuple[int, ...], device: torch.device, queue: int) -> _Places:
+    """Kept, because addresses repeat from step to step in training: then nothing is sent. A table belongs to the queue it was sent on."""
+    firsts = list(accumulate((-(-size // TILE) for size in sizes), initial=0))
+    offsets = list(accumulate(sizes, initial=0))
+    rows = zip([*addresses, 0], firsts, [*sizes, 0], offsets, strict=True)
+    table = _sent([number for row in rows for number in row], torch.int64, device)
+    return _Places(table, len(sizes), firsts[-1], offsets[-1])
+
+
+@lru_cache(maxsize=1024)
+def _weights(
+    again: tuple[float, ...], weights: tuple[float, ...], decay: tuple[float, ...], device: torch.device, queue: int
+) -> Tensor:
+    return _sent([single(w) for w in (*again, *weights, *decay)] or [0.0], torch.float32, device)
+
+
+def _sent(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the device, without waiting for it."""
+    here = torch.tensor(values, dtype=dtype)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+
+
+def _words(key: bytes) -> tuple[int, ...]:
+    return struct.unpack("<4q", key)
 
 
 _add: Any = None
@@ -95,42 +155,17 @@ if triton is not None:
         return radius * tl.where(swap, sine, cosine), radius * tl.where(swap, cosine, sine)
 
     @triton.jit
-    def _plus(target, place, numel, scale, divisor, a, b, LANES: tl.constexpr):
-        """Add the pair of two words to two runs of LANES values."""
-        first, second = _pair(a, b)
-        inside = place < numel
-        tl.store(target + place, (tl.load(target + place, mask=inside) + scale * first) / divisor, mask=inside)
-        place += LANES
-        inside = place < numel
-        tl.store(target + place, (tl.load(target + place, mask=inside) + scale * second) / divisor, mask=inside)
-
-    @triton.jit(do_not_specialize=["count"])
-    def _add(
-        table, count, scale, divisor,
-        HALVINGS: tl.constexpr, LANES: tl.constexpr, ROUNDS: tl.constexpr, ALIGNED: tl.constexpr,
-    ):  # fmt: skip
-        """One tile of one tensor. `table`: the key, then (address, first tile, size) of every tensor."""
-        tile = tl.program_id(0).to(tl.int64)
-        low, high = 0, count  # the tensor whose tiles begin at or before this one
-        for _ in tl.static_range(HALVINGS + 1):
-            middle = (low + high) // 2
-            before = tl.load(table + 4 + 3 * middle + 1) <= tile
-            low = tl.where(before, middle, low)
-            high = tl.where(before, high, middle)
-        target = tl.load(table + 4 + 3 * low).to(tl.pointer_type(tl.float32))
-        if ALIGNED:
-            target = tl.multiple_of(target, 16)
-        place = (tile - tl.load(table + 4 + 3 * low + 1)) * (16 * LANES) + tl.arange(0, LANES)
-        numel = tl.load(table + 4 + 3 * low + 2)
-        block = tile * LANES + tl.arange(0, LANES)
-        zero = tl.zeros((LANES,), dtype=tl.uint32)
-        k0, k1, k2, k3 = tl.load(table), tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
-        x0, x1, x2, x3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
-        x4, x5 = zero + k0.to(tl.uint32), zero + (k0 >> 32).to(tl.uint32)
-        x6, x7 = zero + k1.to(tl.uint32), zero + (k1 >> 32).to(tl.uint32)
-        x8, x9 = zero + k2.to(tl.uint32), zero + (k2 >> 32).to(tl.uint32)
-        x10, x11 = zero + k3.to(tl.uint32), zero + (k3 >> 32).to(tl.uint32)
-        x12, x13, x14, x15 = block.to(tl.uint32), (block >> 32).to(tl.uint32), zero, zero
+    def _draw(k0, k1, k2, k3, block, ROUNDS: tl.constexpr):
+        """Sixteen vectors of standard Gaussian values, one for each word of the keystream blocks with these numbers."""
+        zero = tl.zeros_like(block).to(tl.uint32)
+        c0, c1, c2, c3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
+        c4, c5 = zero + k0.to(tl.uint32), zero + (k0 >> 32).to(tl.uint32)
+        c6, c7 = zero + k1.to(tl.uint32), zero + (k1 >> 32).to(tl.uint32)
+        c8, c9 = zero + k2.to(tl.uint32), zero + (k2 >> 32).to(tl.uint32)
+        c10, c11 = zero + k3.to(tl.uint32), zero + (k3 >> 32).to(tl.uint32)
+        c12, c13 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
+        x0, x1, x2, x3, x4, x5, x6, x7 = c0, c1, c2, c3, c4, c5, c6, c7
+        x8, x9, x10, x11, x12, x13, x14, x15 = c8, c9, c10, c11, c12, c13, zero, zero
         for _ in tl.static_range(ROUNDS // 2):
             x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
             x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
@@ -140,13 +175,76 @@ if triton is not None:
             x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
             x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
             x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
-        _plus(target, place, numel, scale, divisor, x0 + 0x61707865, x1 + 0x3320646E, LANES)
-        _plus(target, place + 2 * LANES, numel, scale, divisor, x2 + 0x79622D32, x3 + 0x6B206574, LANES)
-        _plus(target, place + 4 * LANES, numel, scale, divisor, x4 + k0.to(tl.uint32), x5 + (k0 >> 32).to(tl.uint32), LANES)
-        _plus(target, place + 6 * LANES, numel, scale, divisor, x6 + k1.to(tl.uint32), x7 + (k1 >> 32).to(tl.uint32), LANES)
-        _plus(target, place + 8 * LANES, numel, scale, divisor, x8 + k2.to(tl.uint32), x9 + (k2 >> 32).to(tl.uint32), LANES)
-        _plus(target, place + 10 * LANES, numel, scale, divisor, x10 + k3.to(tl.uint32), x11 + (k3 >> 32).to(tl.uint32), LANES)
-        _plus(
-            target, place + 12 * LANES, numel, scale, divisor, x12 + block.to(tl.uint32), x13 + (block >> 32).to(tl.uint32), LANES
-        )
-        _plus(target, place + 14 * LANES, numel, scale, divisor, x14, x15, LANES)
+        z0, z1 = _pair(x0 + c0, x1 + c1)
+        z2, z3 = _pair(x2 + c2, x3 + c3)
+        z4, z5 = _pair(x4 + c4, x5 + c5)
+        z6, z7 = _pair(x6 + c6, x7 + c7)
+        z8, z9 = _pair(x8 + c8, x9 + c9)
+        z10, z11 = _pair(x10 + c10, x11 + c11)
+        z12, z13 = _pair(x12 + c12, x13 + c13)
+        z14, z15 = _pair(x14, x15)
+        return z0, z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15
+
+    @triton.jit
+    def _plus(y, weight, z):
+        """y + weight z, vector by vector."""
+        out = ()
+        for i in tl.static_range(16):
+            out = out + (y[i] + weight * z[i],)
+        return out
+
+    @triton.jit
+    def _joined(y, HALF: tl.constexpr):
+        """Each of the first HALF tensors joined with its partner in the second half."""
+        out = ()
+        for i in tl.static_range(HALF):
+            out = out + (tl.join(y[i], y[i + HALF]),)
+        return out
+
+    @triton.jit(do_not_specialize=["count", "k0", "k1", "k2", "k3", "draws", "stride", "rows", "keep"])
+    def _add(
+        table, count, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, divisor,
+        again, draws, weights, past, stride: tl.int64, rows, keep,
+        HALVINGS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
+        AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
+    ):  # fmt: skip
+        """WIDTH lanes of one tile of one tensor.
+
+        `weights`: of the draws taken again, of the rows of the past, then how much of themselves buffers keep.
+        """
+        part = tl.program_id(0).to(tl.int64)
+        tile = part // (LANES // WIDTH)
+        low, high = 0, count  # the tensor whose tiles begin at or before this one
+        for _ in tl.static_range(HALVINGS + 1):
+            middle = (low + high) // 2
+            before = tl.load(table + 4 * middle + 1) <= tile
+            low = tl.where(before, middle, low)
+            high = tl.where(before, high, middle)
+        block = part * WIDTH + tl.arange(0, WIDTH)
+        start = (tile - tl.load(table + 4 * low + 1)) * (16 * LANES)
+        place = (block % LANES).to(tl.int32)[:, None] + tl.arange(0, 16)[None, :] * LANES
+        inside = place < tl.minimum(tl.load(table + 4 * low + 2) - start, 16 * LANES).to(tl.int32)
+        target = tl.load(table + 4 * low).to(tl.pointer_type(tl.float32)) + start + place
+        row = past + (tl.load(table + 4 * low + 3) + start) + place
+        z = _draw(k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, ROUNDS)
+        if AGAIN:
+            for d in range(draws):
+                key = again + 4 * d
+                old = _draw(tl.load(key), tl.load(key + 1), tl.load(key + 2), tl.load(key + 3), block, ROUNDS)
+                z = _plus(z, tl.load(weights + d), old)
+        # As one matrix, column i for word i: each thread keeps its row, and memory is met in few, wide operations.
+        y = own * tl.reshape(_joined(_joined(_joined(_joined(z, 8), 4), 2), 1)[0], (WIDTH, 16))
+        if RING:
+            for r in range(rows):
+                # A row's number times its length can pass 2^31.
+                y += tl.load(weights + draws + r) * tl.load(row + tl.cast(r, tl.int64) * stride, mask=inside, other=0.0)
+            tl.store(row + tl.cast(keep, tl.int64) * stride, y, mask=inside)
+        total = tl.load(target, mask=inside, other=0.0)
+        held = ()  # all buffers are read before one is written
+        for j in tl.static_range(BUFFERS):
+            held = held + (tl.load(row + j * stride, mask=inside, other=0.0),)
+        for j in tl.static_range(BUFFERS):
+            y += tl.load(weights + draws + j) * held[j]
+        for j in tl.static_range(BUFFERS):
+            tl.store(row + j * stride, tl.load(weights + draws + BUFFERS + j) * held[j] + y, mask=inside)
+        tl.store(target, (total + scale * y) / divisor, mask=inside)

@@ -92,7 +92,7 @@ def _add_by_counter(sums: Sequence[Tensor], scale: float, key: bytes, divisor: f
 
     if not chacha.usable(sums):
         return False
-    chacha.add_(sums, scale, key, divisor)
+    chacha.add_(sums, scale, [key], divisor)
     return True
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.noise import memory, series
-from dpfy.noise.strategy import Draw, Grads, State
+from dpfy.noise import series
+from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State
 from dpfy.noise.toeplitz import Toeplitz
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class InverseBanded(Toeplitz):
+class InverseBanded(Toeplitz, Recurrent):
     """C^-1 is banded Toeplitz with these coefficients, the first 1 and the others at most 0 (Kalinin et al. 2025).
 
     Guarantees: the noise of step t is sum over i of d_i z_(t-i), the z drawn again from their addresses. Coefficients d_i <= 0 make
@@ -53,16 +53,9 @@ class InverseBanded(Toeplitz):
         """Nothing to remember."""
         return {}
 
-    def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
+    def recurrence(self, step: int) -> Recurrence:
         """The step's own draw and the last bands - 1 draws, weighted."""
-        noise = draw(step)
-        if step and self.bands > 1:
-            noise = {name: z.clone() for name, z in noise.items()}
-        for back in range(1, min(step + 1, self.bands)):
-            past = draw(step - back)
-            for name, y in noise.items():
-                y.add_(past[name], alpha=memory.rounded([self.noising_coefficient[back]], y)[0])
-        return noise, state
+        return Recurrence(again=self.noising_coefficient[1 : step + 1])
 
 
 def inverse_square_root_banded(bands: int) -> InverseBanded:

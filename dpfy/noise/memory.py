@@ -7,12 +7,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dpfy.core.errors import InvalidInput
-from dpfy.noise.series import single
+from dpfy.noise.series import single, single_up
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dpfy.noise.strategy import Grads, State
+    from dpfy.noise.strategy import Draw, Grads, Recurrence, State
 
 PAST = "past"
 
@@ -36,13 +36,17 @@ def held(state: State, noise: Tensor, rows: int, step: int) -> Tensor:
     Guarantees: a state that was lost, begun again or made for other parameters raises and names shapes only. Noise without its past would
     not be the noise that was billed.
     """
-    past = state.get(PAST)
+    return held_beside(state, {"": noise}, rows, step)
+
+
+def held_beside(state: State, like: Grads, rows: int, step: int) -> Tensor:
+    """The same for the noise of tensors like these, which is not there yet."""
+    past, first = state.get(PAST), next(iter(like.values()))
     if past is None:
         raise no_past(step, f"no tensor {PAST!r}")
-    if past.shape != (rows, noise.numel()) or past.dtype != noise.dtype or past.device != noise.device:
-        kept, wanted = (
-            f"{tuple(shape)} {t.dtype} on {t.device}" for shape, t in ((past.shape, past), ((rows, noise.numel()), noise))
-        )
+    shape = (rows, sum([t.numel() for t in like.values()]))
+    if past.shape != shape or past.dtype != first.dtype or past.device != first.device:
+        kept, wanted = (f"{tuple(size)} {t.dtype} on {t.device}" for size, t in ((past.shape, past), (shape, first)))
         raise no_past(step, f"{kept} where it must hold {wanted}")
     return past
 
@@ -91,6 +95,27 @@ def doubled(past: Tensor) -> Tensor:
     return torch.cat([past, torch.zeros_like(past)])
 
 
+def noise(recurrence: Recurrence, step: int, draw: Draw, state: State) -> Grads:
+    """The noise of `step` at unit scale, one operation after the other: the portable route and the oracle of the kernel.
+
+    Guarantees: a state that is not the step's own raises before anything is changed.
+    """
+    fresh = draw(step)
+    y = flat(fresh)
+    past = held(state, y, len(recurrence.weights), step) if recurrence.weights else None
+    for back, weight in enumerate(rounded(recurrence.again, y), 1):
+        y.add_(flat(draw(step - back)), alpha=weight)
+    if recurrence.first != 1:
+        y = y / rounded([recurrence.first], y)[0]
+    if past is not None and recurrence.decay:
+        y = feed_back(y, past, recurrence.weights, recurrence.decay)
+    elif past is not None:
+        y = plus_weighted(y, past, recurrence.weights, keep=recurrence.keep)
+    if recurrence.gain != 1:
+        y = y * (recurrence.gain if y.element_size() == 8 else single_up(recurrence.gain))
+    return split(y, fresh)
+
+
 def rounded(weights: Sequence[float], noise: Tensor) -> list[float]:
     """The weights as `noise`'s precision holds them, rounded toward zero."""
     import torch
@@ -119,16 +144,10 @@ def plus_weighted(noise: Tensor, past: Tensor, weights: Sequence[float], keep: i
     return total
 
 
-def feed_back(noise: Tensor, past: Tensor, theta: Sequence[float], omega: Sequence[float]) -> Tensor:
-    """y = noise - sum of omega_j past_j, in the place of `noise`; past_j becomes theta_j past_j + y. All rounded toward zero."""
-    decay, weight = rounded(theta, noise), rounded(omega, noise)
-    if noise.is_cuda:
-        from dpfy.noise import kernels
-
-        if kernels.usable(noise):
-            return kernels.feed_back(noise, past, decay, weight)
-    for row, w in zip(past, weight, strict=True):
-        noise.sub_(row, alpha=w)
-    for row, t in zip(past, decay, strict=True):
-        row.mul_(t).add_(noise)
+def feed_back(noise: Tensor, past: Tensor, weights: Sequence[float], decay: Sequence[float]) -> Tensor:
+    """y = noise + sum of weights[j] past[j], in the place of `noise`; past[j] becomes decay[j] past[j] + y. All rounded toward zero."""
+    for row, weight in zip(past, rounded(weights, noise), strict=True):
+        noise.add_(row, alpha=weight)
+    for row, kept in zip(past, rounded(decay, noise), strict=True):
+        row.mul_(kept).add_(noise)
     return noise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.participation import Participation, Poisson
-from dpfy.noise.strategy import Draw, Grads, State
+from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Recurrent):
     """Fresh noise at every step, `factors[k]` times as large in phase k, which lasts `lengths[k]` steps. Fixed before the run.
 
     The least factor is 1, so that the plan's noise multiplier is what every step has at least; calibration scales the whole schedule.
@@ -72,10 +72,9 @@ class Schedule:
         """Nothing to remember."""
         return {}
 
-    def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
+    def recurrence(self, step: int) -> Recurrence:
         """The step's own draw times the factor of its phase."""
-        factor, noise = self.factor(step), draw(step)
-        return noise if factor == 1 else {name: z.mul_(factor) for name, z in noise.items()}, state
+        return Recurrence(gain=self.factor(step))
 
     def noise_matrix(self, steps: int) -> NDArray[np.float64]:
         """The factors on a diagonal."""

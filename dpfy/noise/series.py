@@ -96,3 +96,12 @@ def single(value: float) -> float:
 
     near = np.float32(value)
     return float(np.nextafter(near, np.float32(0)) if abs(float(near)) > abs(value) else near)
+
+
+@lru_cache(maxsize=65536)
+def single_up(value: float) -> float:
+    """`value` rounded up to single precision: for what multiplies noise."""
+    import numpy as np
+
+    near = np.float32(value)
+    return float(np.nextafter(near, np.float32(np.inf)) if float(near) < value else near)

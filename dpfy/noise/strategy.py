@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.participation import Participation, Poisson
+from dpfy.noise import memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +37,46 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True)
-class Identity:
+class Recurrence:
+    """One step of a strategy as data: its noise is `gain` times
+
+        y = (z_t + sum over i of again[i] z_(t-1-i)) / first + sum over r of weights[r] past[r]
+
+    with z_s the draw of step s and past[r] a row of what is remembered. Afterwards row `keep` is y; or, where `decay` is given, every
+    row r is decay[r] past[r] + y. Those who carry it out round weights and `first` toward zero and `gain` up, to the precision of the
+    noise.
+    """
+
+    first: float = 1.0
+    again: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    keep: int = 0
+    decay: tuple[float, ...] = ()
+    gain: float = 1.0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the noise is the step's own draw, up to a factor."""
+        return not self.again and not self.weights
+
+
+FRESH = Recurrence()
+
+
+class Recurrent(ABC):
+    """A strategy whose every step is a :class:`Recurrence`. Who adds the noise may carry that out where the sums are."""
+
+    @abstractmethod
+    def recurrence(self, step: int) -> Recurrence:
+        """What `step` does."""
+
+    def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
+        """The noise of `step` at unit scale, by the portable route; the state is changed in place."""
+        return memory.noise(self.recurrence(step), step, draw, state), state
+
+
+@dataclass(frozen=True)
+class Identity(Recurrent):
     """Fresh noise at every step: C is the identity, there is no state, and each step's sensitivity is one contribution."""
 
     def sensitivity(self, participation: Participation, steps: int) -> float:
@@ -51,6 +92,6 @@ class Identity:
         """Nothing to remember."""
         return {}
 
-    def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
+    def recurrence(self, step: int) -> Recurrence:
         """The step's own draw."""
-        return draw(step), state
+        return FRESH

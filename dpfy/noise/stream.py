@@ -10,8 +10,8 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded, Private
-from dpfy.noise import gaussian
-from dpfy.noise.strategy import Grads, Identity, State, Strategy
+from dpfy.noise import gaussian, memory
+from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,34 @@ class NoiseStream:
         dtype = gaussian.dtype_of(total.value)
         here = [self.in_place and value.dtype == dtype for value in total.value.values()]
         noisy = {n: v if mine else v.to(dtype, copy=True) for (n, v), mine in zip(total.value.items(), here, strict=True)}
-        scale = self.scale * total.bound.l2
         if self.scale == 0:
             gaussian.divide_(list(noisy.values()), self.divisor)
-        elif type(self.strategy) is Identity:  # nothing to correlate: added as it is drawn
-            gaussian.add_(noisy, scale, self.randomness, self.name, step, self.divisor)
         else:
-            unit, state = self.strategy.next(step, lambda s: gaussian.draw(noisy, self.randomness, self.name, s), state)
-            gaussian.add_and_divide_(list(noisy.values()), [unit[name] for name in noisy], scale, self.divisor)
+            state = self._add_(noisy, self.scale * total.bound.l2, step, state)
         return Private(noisy), state
+
+    def _add_(self, sums: Grads, scale: float, step: int, state: State) -> State:
+        """Add the noise of `step` and divide, in place: where the sums are if the step is a recurrence, else drawn first."""
+        if isinstance(self.strategy, Recurrent) and self._added(self.strategy.recurrence(step), sums, scale, step, state):
+            return state
+        unit, state = self.strategy.next(step, lambda s: gaussian.draw(sums, self.randomness, self.name, s), state)
+        gaussian.add_and_divide_(list(sums.values()), [unit[name] for name in sums], scale, self.divisor)
+        return state
+
+    def _added(self, recurrence: Recurrence, sums: Grads, scale: float, step: int, state: State) -> bool:
+        """Make the noise where it is added, one pass for all; False, and nothing done, where that cannot be."""
+        if recurrence.is_fresh:
+            factor = recurrence.gain / recurrence.first
+            gaussian.add_(sums, scale * factor, self.randomness, self.name, step, self.divisor)
+            return True
+        from dpfy.noise import chacha
+
+        many = list(sums.values())
+        if not chacha.usable(many):
+            return False
+        past = memory.held_beside(state, sums, len(recurrence.weights), step) if recurrence.weights else None
+        if past is not None and not past.is_contiguous():
+            return False
+        keys = [self.randomness.key(self.name, step - back, chacha.KEY_BYTES) for back in range(1 + len(recurrence.again))]
+        chacha.add_(many, scale, keys, self.divisor, recurrence, past)
+        return True

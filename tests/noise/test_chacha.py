@@ -76,7 +76,7 @@ def test_the_definition_gives_the_block_of_rfc_8439() -> None:
 def test_every_value_is_the_definition(sizes: list[int]) -> None:
     before = [torch.randn(n, device=DEVICE) for n in sizes]
     after = [t.clone() for t in before]
-    chacha.add_(after, 0.5, SECRET)
+    chacha.add_(after, 0.5, [SECRET])
     for a, b, z in zip(after, before, expected(sizes, SECRET), strict=True):
         np.testing.assert_allclose((a.double() - b.double()).cpu().numpy(), 0.5 * z, atol=3e-6)
 
@@ -84,9 +84,9 @@ def test_every_value_is_the_definition(sizes: list[int]) -> None:
 @needs_kernel
 def test_another_secret_gives_other_values() -> None:
     first, second, again = (torch.zeros(300, device=DEVICE) for _ in range(3))
-    chacha.add_([first], 1.0, SECRET)
-    chacha.add_([second], 1.0, SECRET[:31] + b"\0")
-    chacha.add_([again], 1.0, SECRET)
+    chacha.add_([first], 1.0, [SECRET])
+    chacha.add_([second], 1.0, [SECRET[:31] + b"\0"])
+    chacha.add_([again], 1.0, [SECRET])
     assert torch.equal(first, again)
     assert float((first - second).abs().min()) > 0
 
@@ -97,7 +97,7 @@ def test_the_law_is_gaussian() -> None:
     from scipy import stats
 
     z = torch.zeros(3_000_001, device="cuda")
-    chacha.add_([z], 1.0, SECRET)
+    chacha.add_([z], 1.0, [SECRET])
     values = z.cpu().double().numpy()
     assert stats.kstest(values, "norm").pvalue > 1e-3
     assert stats.kstest(values * 1.01, "norm").pvalue < 1e-6

@@ -1,0 +1,189 @@
+"""Correlated noise in one launch: equal to the portable route on the same draws, up to float32 rounding, with a checkpoint in between.
+
+On a GPU, or with ``TRITON_INTERPRET=1`` and triton installed.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache, partial
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from dpfy.core import events
+from dpfy.core.errors import InvalidInput
+from dpfy.core.ledger import Permit
+from dpfy.core.random import Randomness
+from dpfy.core.values import Bound, Bounded
+from dpfy.noise import chacha, gaussian
+from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
+from dpfy.noise.blt import Blt
+from dpfy.noise.inverse import cancelling, inverse_square_root_banded
+from dpfy.noise.schedule import Schedule
+from dpfy.noise.strategy import Grads, Identity, State
+from dpfy.noise.stream import NoiseStream
+
+CUDA = torch.cuda.is_available()
+needs_kernel = pytest.mark.skipif(
+    chacha.triton is None or not (CUDA or os.environ.get("TRITON_INTERPRET") == "1"),
+    reason="needs triton, and a CUDA device or TRITON_INTERPRET=1",
+)
+needs_gpu = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+DEVICE = "cuda" if CUDA else "cpu"
+PERMIT = Permit("training", events.Gaussian(1.0), 1000, "x")
+RANDOMNESS = Randomness.for_tests(5)
+SCALE, BOUND, DIVISOR = 1.3, 0.7, 3.0
+STEPS, CHECKPOINT = (70, 37) if CUDA else (5, 3)
+ROUNDING = 1e-5 if CUDA else 3e-6
+"""What float32 rounding may do to values of size 6 at most, fed back for that many steps."""
+
+STRATEGIES = {
+    "identity": Identity(),
+    "schedule": Schedule((2, 98), (1.0, 1.37)),
+    "one band": Banded((0.8,)),
+    "two bands": Banded((1.0, 0.7)),
+    "banded": Banded((1.0, 0.7, 0.6, 0.5)),
+    "banded, scaled": Banded((0.57, 0.3, 0.2)),
+    "64 bands": square_root_banded(64),
+    "normalised": NormalisedBanded((0.9, 0.7, 0.6, 0.5), 100),
+    "inverse": inverse_square_root_banded(5),
+    "cancelling": cancelling(0.9),
+    "blt": Blt((0.99, 0.9, 0.5), (0.156, 0.233, 0.141)),
+    "blt, one buffer": Blt((0.9,), (0.3,)),
+}
+SHAPES = {"a": (5,), "none": (0, 3), "b": (41, 100), "scalar": ()}
+
+
+def sums(step: int) -> Grads:
+    generator = torch.Generator().manual_seed(step)
+    return {name: torch.randn(shape, generator=generator).to(DEVICE) for name, shape in SHAPES.items()}
+
+
+def through_a_file(state: State) -> State:
+    return {name: t.to(DEVICE) for name, t in load(save({name: t.cpu() for name, t in state.items()})).items()}
+
+
+def drawn(step: int) -> Grads:
+    """The draw of a step in new memory."""
+    return {name: t.clone() for name, t in _drawn(step).items()}
+
+
+@lru_cache
+def _drawn(step: int) -> Grads:
+    """From the kernel, whose values are compared with the definition elsewhere."""
+    like = sums(0)
+    flat = torch.zeros(sum(t.numel() for t in like.values()), device=DEVICE)
+    parts = flat.split([t.numel() for t in like.values()])
+    chacha.add_(parts, 1.0, [RANDOMNESS.key("noise", step, chacha.KEY_BYTES)])
+    return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=ROUNDING)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter's tensors, which are the CPU's, go to the kernel, and fail where the stream goes another way."""
+    monkeypatch.setattr(chacha, "usable", lambda tensors: True)
+    if not CUDA:
+        monkeypatch.setattr(gaussian, "add_", lambda s, scale, r, name, step, divisor: chacha.add_(
+            list(s.values()), scale, [r.key(name, step, chacha.KEY_BYTES)], divisor))  # fmt: skip
+    monkeypatch.setattr(gaussian, "add_and_divide_", None)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_one_launch_is_the_portable_route(name: str) -> None:
+    strategy = STRATEGIES[name]
+    stream = NoiseStream(strategy, SCALE, RANDOMNESS, divisor=DIVISOR, in_place=True)
+    state, portable = stream.init(sums(0)), strategy.init(sums(0))
+    for step in range(STEPS):
+        if step == CHECKPOINT:
+            state = through_a_file(state)
+        unit, portable = strategy.next(step, drawn, portable)
+        expected = {n: (s + SCALE * BOUND * unit[n]) / DIVISOR for n, s in sums(step).items()}
+        given = sums(step)
+        released, state = stream.release(Bounded(given, Bound(BOUND)), step, state, PERMIT)
+        for n in given:
+            assert released.value[n] is given[n]
+            close(given[n], expected[n])
+        assert state.keys() == portable.keys()
+        for n in state:
+            close(state[n], portable[n])
+
+
+@needs_kernel
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("name", ["banded", "blt"])
+def test_a_checkpoint_changes_no_bit(name: str) -> None:
+    stream = NoiseStream(STRATEGIES[name], SCALE, RANDOMNESS, divisor=DIVISOR)
+    straight, resumed = stream.init(sums(0)), stream.init(sums(0))
+    for step in range(STEPS):
+        first, straight = stream.release(Bounded(sums(step), Bound(BOUND)), step, straight, PERMIT)
+        second, resumed = stream.release(Bounded(sums(step), Bound(BOUND)), step, through_a_file(resumed), PERMIT)
+        assert all(torch.equal(first.value[n], second.value[n]) for n in SHAPES)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("name", ["two bands", "banded", "blt"])
+def test_a_state_that_is_not_the_steps_own_raises_before_anything_is_changed(name: str) -> None:
+    stream = NoiseStream(STRATEGIES[name], SCALE, RANDOMNESS, in_place=True)
+    given, good = sums(0), stream.init(sums(0))
+    for bad in (
+        {},
+        {n: t[:, :-1] for n, t in good.items()},
+        {n: t.double() for n, t in good.items()},
+        stream.init({"a": given["a"]}),
+    ):
+        before = {n: t.clone() for n, t in bad.items()}
+        with pytest.raises(InvalidInput, match=r"noise state: got .* is not what step 3 begins with"):
+            stream.release(Bounded(given, Bound(BOUND)), 3, bad, PERMIT)
+        assert all(torch.equal(t, sums(0)[n]) for n, t in given.items())
+        assert all(torch.equal(t, before[n]) for n, t in bad.items())
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("case", ["float64", "not contiguous", "past not contiguous"])
+def test_what_the_kernel_cannot_take_goes_the_portable_way(name: str, case: str) -> None:
+    strategy = STRATEGIES[name]
+    stream = NoiseStream(strategy, SCALE, RANDOMNESS, divisor=DIVISOR, in_place=True)
+
+    def cast(value: Grads) -> Grads:
+        if case == "float64":
+            return {n: t.double() for n, t in value.items()}
+        return {n: t.t().contiguous().t() if case == "not contiguous" and t.dim() == 2 else t for n, t in value.items()}
+
+    state, portable = stream.init(cast(sums(0))), strategy.init(cast(sums(0)))
+    for step in range(STEPS):
+        if case == "past not contiguous":
+            state = {n: t.t().contiguous().t() for n, t in state.items()}
+        given = cast(sums(step))
+        unit, portable = strategy.next(step, partial(gaussian.draw, given, RANDOMNESS, "noise"), portable)
+        expected = {n: (s + SCALE * BOUND * unit[n]) / DIVISOR for n, s in given.items()}
+        released, state = stream.release(Bounded(given, Bound(BOUND)), step, state, PERMIT)
+        for n in expected:
+            close(released.value[n], expected[n])
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_tensors_that_move_and_another_queue_are_followed() -> None:
+    """Where tensors lie is remembered from step to step: other tensors, and another queue of the device, must not be mistaken."""
+    stream = NoiseStream(Banded((1.0, 0.5)), SCALE, RANDOMNESS)
+    kept, state, again = [], stream.init(sums(0)), stream.init(sums(0))
+    for step in range(STEPS):
+        first, state = stream.release(Bounded(sums(step), Bound(BOUND)), step, state, PERMIT)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            second, again = stream.release(Bounded(sums(step), Bound(BOUND)), step, again, PERMIT)
+        torch.cuda.synchronize()
+        assert all(torch.equal(first.value[n], second.value[n]) for n in SHAPES)
+        kept.append(first)
