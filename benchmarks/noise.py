@@ -1,6 +1,7 @@
-"""Cost of the noise stage: draw, correlate, add to the sum, divide. Ratios to independent noise, strategies interleaved, medians.
+"""Cost of the noise stage: draw, correlate, add to the sum, divide. All strategies interleaved, medians.
 
-python benchmarks/noise.py --device cuda --parameters 124
+python benchmarks/noise.py --device cuda --parameters 124      # milliseconds on the device, ratios, bytes a second
+python benchmarks/noise.py --device cuda --host                # microseconds of the host for one call
 """
 
 from __future__ import annotations
@@ -9,22 +10,38 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from dpfy.core.events import Gaussian
 from dpfy.core.ledger import Permit
-from dpfy.core.participation import SinglePass
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise import optimise
+from dpfy.noise.banded import square_root_banded
+from dpfy.noise.blt import Blt
 from dpfy.noise.error import buffers
 from dpfy.noise.inverse import inverse_square_root_banded
-from dpfy.noise.optimise_blt import blt
-from dpfy.noise.strategy import Grads, Identity, Strategy
+from dpfy.noise.strategy import Grads, Identity, Recurrent
 from dpfy.noise.stream import NoiseStream
 
 STEPS = 2048
+WARM = 5
+"""Steps before the first that counts: kernels are compiled, and band-inverse noise takes all of its draws."""
+
+STRATEGIES: dict[str, Recurrent] = {  # what the coefficients are does not change the cost
+    "independent": Identity(),
+    "blt 3": Blt((0.99, 0.9, 0.5), (0.156, 0.233, 0.141)),
+    "16 bands": square_root_banded(16),
+    "64 bands": square_root_banded(64),
+    "inverse 4": inverse_square_root_banded(4),
+}
+UNFUSED = "independent, torch's generator"
+SCALE, DIVISOR = 0.5, 64.0
+
+Stage = Callable[[int], None]
+"""The noise stage of one step."""
 
 
 def gradients(millions: float, device: str) -> Grads:
@@ -47,32 +64,89 @@ def gradients(millions: float, device: str) -> Grads:
     return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
 
 
-def clock(device: str) -> float:
-    """Seconds, after the device has caught up."""
+def shipped(strategy: Recurrent, total: Grads) -> Stage:
+    """The stage as the training loop runs it, in the memory of the sum."""
+    permit = Permit("benchmark", Gaussian(1.0), 10**9, "none")
+    stream = NoiseStream(strategy, SCALE, Randomness.for_tests(0), divisor=DIVISOR, in_place=True)
+    bounded, held = Bounded(total, Bound(1.0)), [stream.init(total)]
+
+    def stage(step: int) -> None:
+        held[0] = stream.release(bounded, step, held[0], permit)[1]
+
+    return stage
+
+
+def unfused(total: Grads) -> Stage:
+    """Independent noise with torch alone: its generator into one vector, added, divided. No cipher."""
+    sums = list(total.values())
+    flat = torch.empty(sum(t.numel() for t in sums), device=sums[0].device)
+    noise = [part.view(t.shape) for t, part in zip(sums, flat.split([t.numel() for t in sums]), strict=True)]
+
+    def stage(step: int) -> None:
+        flat.normal_()
+        torch._foreach_add_(sums, noise, alpha=SCALE)
+        torch._foreach_div_(sums, DIVISOR)
+
+    return stage
+
+
+def passes(name: str) -> int:
+    """How often memory of the size of the model must be read or written. Torch alone: noise out, added (2 in, 1 out), divided (1, 1)."""
+    if name == UNFUSED:
+        return 6
+    step = STRATEGIES[name].recurrence(STEPS)
+    return 2 + len(step.weights) + (len(step.decay) or bool(step.weights))
+
+
+def seconds(stage: Stage, step: int, device: str) -> float:
+    """Of the device, which is kept busy until the host has asked for everything, as it is in training; on a CPU, of the call."""
+    if device != "cuda":
+        start = time.perf_counter()
+        stage(step)
+        return time.perf_counter() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(4_000_000)
+    first.record()
+    stage(step)
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1e3
+
+
+def host_seconds(stage: Stage, step: int, device: str) -> float:
+    """Of the host, which does not wait for the device."""
+    start = time.perf_counter()
+    stage(step)
+    taken = time.perf_counter() - start
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter()
+    return taken
 
 
-def measure(strategies: dict[str, Strategy], total: Grads, device: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of the stage for each strategy, `rounds` times, interleaved; the first steps warm up and fill the rings.
+def measure(stages: dict[str, Stage], rounds: int, device: str, host: bool) -> dict[str, float]:
+    """Median seconds of each stage; every round runs all of them."""
+    found: dict[str, list[float]] = {name: [] for name in stages}
+    for step in range(WARM + rounds):
+        for name, stage in stages.items():
+            taken = (host_seconds if host else seconds)(stage, step, device)
+            if step >= WARM:
+                found[name].append(taken)
+    return {name: statistics.median(times) for name, times in found.items()}
 
-    The stage is the training loop's: draw, correlate, add to the sum, divide, in the memory of the sum.
-    """
-    permit = Permit("benchmark", Gaussian(1.0), 10**9, "none")
-    found: dict[str, list[float]] = {}
-    for name, strategy in strategies.items():
-        stream = NoiseStream(strategy, 0.5, Randomness.for_tests(0), divisor=64.0, in_place=True)
-        state, bounded = stream.init(total), Bounded(total, Bound(1.0))
-        for step in range(3):
-            _, state = stream.release(bounded, step, state, permit)
-        times = []
-        for step in range(3, 3 + rounds):
-            start = clock(device)
-            _, state = stream.release(bounded, step, state, permit)
-            times.append(clock(device) - start)
-        found[name] = times
-        del state
+
+def report(medians: dict[str, float], parameters: int, device: str, host: bool) -> dict[str, Any]:
+    """What is printed for each stage. The passes are those of the one launch; on a CPU there are more."""
+    if host:
+        return {"microseconds of the host": {name: round(1e6 * t, 1) for name, t in medians.items()}}
+    found: dict[str, Any] = {
+        "milliseconds": {name: round(1e3 * t, 3) for name, t in medians.items()},
+        "ratio to independent": {name: round(t / medians["independent"], 2) for name, t in medians.items()},
+        f"ratio to {UNFUSED}": {name: round(t / medians[UNFUSED], 2) for name, t in medians.items()},
+        "buffers": {name: buffers(s, STEPS) for name, s in STRATEGIES.items()},
+    }
+    if device == "cuda":
+        found["passes over memory"] = {name: passes(name) for name in medians}
+        found["GB/s"] = {name: round(4e-9 * parameters * passes(name) / t) for name, t in medians.items()}
     return found
 
 
@@ -81,31 +155,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--parameters", type=float, default=124 if torch.cuda.is_available() else 10, help="millions")
-    parser.add_argument("--rounds", type=int, default=20)
-    options = parser.parse_args()
-    strategies: dict[str, Strategy] = {
-        "independent": Identity(),
-        "blt 3": blt(3, STEPS, SinglePass()),
-        "16 bands": optimise.banded(16, STEPS),
-        "64 bands": optimise.banded(64, STEPS),
-        "inverse 4": inverse_square_root_banded(4),
-    }
-    total = gradients(options.parameters, options.device)
-    rounds = [measure(strategies, total, options.device, options.rounds) for _ in range(3)]
-    medians = {name: statistics.median(t for found in rounds for t in found[name]) for name in strategies}
-    print(
-        json.dumps(
-            {
-                "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
-                "torch": torch.__version__,
-                "parameters": sum(t.numel() for t in total.values()),
-                "milliseconds": {name: round(1e3 * t, 3) for name, t in medians.items()},
-                "ratio": {name: round(t / medians["independent"], 2) for name, t in medians.items()},
-                "buffers": {name: buffers(s, STEPS) for name, s in strategies.items()},
-            },
-            indent=1,
-        )
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument(
+        "--host", action="store_true", help="the host's time for one call instead, on a small model of as many tensors"
     )
+    options = parser.parse_args()
+    total = gradients(3 if options.host else options.parameters, options.device)
+    stages = {UNFUSED: unfused(total)} | {name: shipped(strategy, total) for name, strategy in STRATEGIES.items()}
+    medians = measure(stages, options.rounds, options.device, options.host)
+    parameters = sum(t.numel() for t in total.values())
+    where = {
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "parameters": parameters,
+        "tensors": len(total),
+    }
+    print(json.dumps(where | report(medians, parameters, options.device, options.host), indent=1))
 
 
 if __name__ == "__main__":

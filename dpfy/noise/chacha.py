@@ -62,13 +62,13 @@ def add_(
     most radius 6.77. Weights are rounded toward zero, that of the step's own draw up. Sums and rows equal those of the portable
     :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding.
     """
-    parts = [t for t in tensors if t.numel()]
-    if not parts:
+    addresses, sizes = tuple([t.data_ptr() for t in tensors]), tuple([t.numel() for t in tensors])
+    if not any(sizes):
         return
-    device, r = parts[0].device, recurrence
+    device, r = tensors[0].device, recurrence
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         queue = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
-        at = _places(tuple([t.data_ptr() for t in parts]), tuple([t.numel() for t in parts]), device, queue)
+        at = _places(addresses, sizes, device, queue)
         weights = _weights(r.again, r.weights, r.decay, device, queue)
         again = _sent([word for key in keys[1:] for word in _words(key)], torch.int64, device) if r.again else at.table
         rows = at.table if past is None else past

@@ -53,7 +53,7 @@ def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: 
 
 def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
     """The type of the noise for tensors like these: never narrower than float32."""
-    return torch.float64 if any(t.dtype == torch.float64 for t in like.values()) else torch.float32
+    return torch.float64 if torch.float64 in {t.dtype for t in like.values()} else torch.float32
 
 
 def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, stream: str, step: int, divisor: float = 1.0) -> None:

@@ -50,8 +50,7 @@ class NoiseStream:
         if self.scale and math.isinf(total.bound.l2):
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         dtype = gaussian.dtype_of(total.value)
-        here = [self.in_place and value.dtype == dtype for value in total.value.values()]
-        noisy = {n: v if mine else v.to(dtype, copy=True) for (n, v), mine in zip(total.value.items(), here, strict=True)}
+        noisy = {n: v if self.in_place and v.dtype is dtype else v.to(dtype, copy=True) for n, v in total.value.items()}
         if self.scale == 0:
             gaussian.divide_(list(noisy.values()), self.divisor)
         else:
