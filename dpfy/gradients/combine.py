@@ -34,9 +34,14 @@ class Weighed:
     clip: Clip
     params: Mapping[str, Tensor]
 
-    def sums(self, last: bool = False) -> dict[str, Tensor]:
-        """The sum of multiplier times gradient. If this is the `last` use, each contribution is let go of as soon as it is added."""
-        return _add_up(self.rests, self.scale, self.params, last) | count_of(self.clip, self.scale)
+    def sums(self, last: bool = False, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The sum of multiplier times gradient, in the memory of `into` where there is a place for it.
+
+        If this is the `last` use, each contribution is let go of as soon as it is added.
+        """
+        into = {} if into is None else into
+        sums = _add_up(self.rests, self.scale, self.params, into, last)
+        return sums | {name: _put(count, into.get(name)) for name, count in count_of(self.clip, self.scale).items()}
 
     def cleaned(self) -> Weighed:
         """The same with exact zeros in the place of whatever examples without a finite norm held."""
@@ -91,18 +96,27 @@ class Flag:
         return bool(self._here)
 
 
-def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], last: bool) -> dict[str, Tensor]:
+def _put(value: Tensor, place: Tensor | None) -> Tensor:
+    return value if place is None else place.copy_(value)
+
+
+def _add_up(
+    rests: Rests, scale: Tensor, params: Mapping[str, Tensor], into: Mapping[str, Tensor], last: bool
+) -> dict[str, Tensor]:
     """Weighted sums of all groups, in the shapes of the parameters, in float32 or wider."""
     sums: dict[str, Tensor] = {}
     for (joined, large), weights in zip(rests, scale.unbind(0), strict=True):
         dtypes = {name: part.dtype for name, part in large.items()}
         narrow = {dtype: weights.to(dtype) for dtype in set(dtypes.values())}
         for block in joined:
-            sums |= block.weighted_sum(weights, params)
+            sums |= {name: _put(total, into.get(name)) for name, total in block.weighted_sum(weights, params).items()}
         for name in list(large):
-            total = (large.pop(name) if last else large[name]).weighted_sum(narrow[dtypes[name]])
-            like = params[name]
-            sums[name] = total.to(norm_dtype(like.dtype)).view(like.shape)
+            part, place, like = large.pop(name) if last else large[name], into.get(name), params[name]
+            if place is not None and isinstance(part, Outer):
+                sums[name] = part.sum_into(narrow[dtypes[name]], place)
+                continue
+            total = part.weighted_sum(narrow[dtypes[name]])
+            sums[name] = _put(total.to(norm_dtype(like.dtype)).view(like.shape), place)
     return sums
 
 

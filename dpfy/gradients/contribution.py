@@ -67,14 +67,14 @@ def wide(t: Tensor) -> Tensor:
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
-def wide_product(a: Tensor, b: Tensor) -> Tensor:
+def wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """The matrix product of `a` and `b`, in float32 for narrower factors: accumulated wide, and not rounded afterwards."""
     if a.dtype in (torch.float32, torch.float64):
-        return a @ b
+        return torch.mm(a, b, out=out)
     if a.is_cuda:
         with suppress(TypeError, RuntimeError):  # builds without a wide result take the longer way
-            return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
+            return torch.mm(a, b, out_dtype=torch.float32, out=out)
+    return torch.mm(a.float(), b.float(), out=out)
 
 
 def norm_dtype(t: Tensor) -> torch.dtype:
@@ -272,12 +272,25 @@ class Outer:
         return torch.cat(parts)[None]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        return wide_product(*self._factors(weights))
+
+    def sum_into(self, weights: Tensor, place: Tensor) -> Tensor:
+        """:meth:`weighted_sum` in the memory of `place`, where its dtype allows it."""
+        a, b = self._factors(weights)
+        wide_enough = place.dtype == (torch.float64 if a.dtype == torch.float64 else torch.float32)
+        if not wide_enough or not place.is_contiguous():
+            return place.copy_(wide_product(a, b).view(place.shape))
+        wide_product(a, b, place.view(a.shape[0], b.shape[1]))
+        return place
+
+    def _factors(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Two matrices whose product is the weighted sum."""
         left, right = self.left, self.right
         if left.shape[-1] <= right.shape[-1]:
             left = scaled(left, weights)
         else:
             right = scaled(right, weights)
-        return wide_product(left.flatten(0, 1).t(), right.flatten(0, 1))
+        return left.flatten(0, 1).t(), right.flatten(0, 1)
 
     def per_example(self, rows: slice) -> Tensor:
         return self.left[rows].mT @ self.right[rows]

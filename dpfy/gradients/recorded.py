@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Key = tuple[object, ...]
 Parts = dict[str, list[Contribution]]
+Own = list[list[tuple[str, Contribution]] | None]
+"""For each report its contributions, if they hold none of the tensors that were reported; else None."""
 
 SECTION = 12
 """Reports that are worked on together."""
@@ -41,10 +43,13 @@ SECTION_BYTES = 2**25
 SAME = 2
 """How many times in a row everything must lie where it lay before the work on it is recorded."""
 
-MOST_RECORDINGS = 4
+MOST_RECORDINGS = 8
 MOST_MISSES = 3
-MOST_MADE = 32
-"""A loop whose tensors keep moving is not worth recording again and again."""
+MOST_WATCHED = 200
+"""A loop whose tensors keep moving is not worth watching for ever."""
+
+PAYS = 8
+"""How many times a recording must have been repeated, on average, before yet another one is made."""
 
 
 class Recorder:
@@ -63,6 +68,8 @@ class Recorder:
         self._small: dict[Site, bool] = {}
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
+        self._idle = 0
+        self.problem: Exception | None = None
 
     def bounded_sum(self, engine: BookkeepingEngine, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
         """What ``engine.bounded_sum`` gives, for an engine that is steady."""
@@ -84,8 +91,10 @@ class Recorder:
             self._recordings[first] = recording  # the latest used comes last
             return recording, None
         expected, times = self._watched.get(first, ([], 0))
-        if times < SAME or self.made >= MOST_MADE:
+        if times < SAME or self.made > MOST_RECORDINGS + self.repeated // PAYS:
             return None, None
+        if not self._recordings:
+            self._pool = None  # the last one went with its recordings
         return None, expected
 
     def watch(self, keys: list[Key]) -> None:
@@ -94,6 +103,15 @@ class Recorder:
         self._watched[keys[0]] = (keys, times + 1 if keys == expected else 1)
         if len(self._watched) > 2 * MOST_RECORDINGS:
             self._watched.pop(next(iter(self._watched)))
+        self._idle += 1
+        if self._idle >= MOST_WATCHED:
+            self.give_up()
+
+    def repeat(self, recording: _Recording) -> None:
+        """`recording` served a step."""
+        recording.misses = self._idle = 0
+        self.repeated += 1
+        _release_work()
 
     def keep(self, recording: _Recording) -> None:
         """Take up a new recording; the one that was not used for longest makes room."""
@@ -110,10 +128,19 @@ class Recorder:
         if recording.misses >= MOST_MISSES:
             self._recordings.pop(recording.sections[0].key, None)
 
-    def give_up(self) -> None:
+    def give_up(self, problem: Exception | None = None) -> None:
         """Work as usual from now on."""
-        self.on = False
+        self.on, self.problem = False, problem
         self._recordings.clear()
+        self._watched.clear()
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Take memory from a place of its own, as recordings do: where the model's tensors lie does not depend on who does the work."""
+        return _from_pool("work")
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Take memory for what a recording keeps but does not allocate itself; again not from among the model's tensors."""
+        return _from_pool("kept")
 
     @contextmanager
     def recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
@@ -129,6 +156,7 @@ class Recorder:
             with torch.cuda.stream(self._stream):
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
+                    torch.zeros(1, device=here.device)  # a graph of nothing would be warned of
                     yield
                 finally:
                     graph.capture_end()
@@ -136,6 +164,22 @@ class Recorder:
             if collecting:
                 gc.enable()
         here.wait_stream(self._stream)
+
+
+_POOLS: dict[tuple[str, int], torch.cuda.MemPool] = {}
+"""Memory by purpose and device, held here so that no garbage collection can end a pool: that is allowed only between allocations."""
+
+
+def _from_pool(purpose: str) -> AbstractContextManager[None]:
+    key = (purpose, torch.cuda.current_device())
+    if key not in _POOLS:
+        _POOLS[key] = torch.cuda.MemPool()
+    return torch.cuda.use_mem_pool(_POOLS[key])
+
+
+def _release_work() -> None:
+    """Give the memory of work that recordings do from now on back to the device."""
+    _POOLS.pop(("work", torch.cuda.current_device()), None)
 
 
 @dataclass(frozen=True)
@@ -162,45 +206,42 @@ class _Section:
     key: Key
     graph: torch.cuda.CUDAGraph
     tables: kernels.Tables
-    own: list[list[tuple[str, Contribution]] | None]
+    own: Own
+
+
+def _outputs(engine: BookkeepingEngine, clip: Clip) -> Grads:
+    """Memory for the sums, of all parameters in one piece, from among the model's tensors: it is handed out."""
+    shapes = engine.output_shapes(clip)
+    found: Grads = {}
+    device = next(iter(engine.parameters.values())).device
+    for dtype in dict.fromkeys(dtype for dtype, _ in shapes.values()):
+        names = [name for name, (own, _) in shapes.items() if own == dtype]
+        sizes = [-8 * (-shapes[name][1].numel() // 8) for name in names]
+        pieces = torch.empty(sum(sizes), dtype=dtype, device=device).split(sizes)
+        for name, piece in zip(names, pieces, strict=True):
+            shape = shapes[name][1]
+            found[name] = piece[: shape.numel()].view(shape)
+    return {name: found[name] for name in shapes}
 
 
 class _Recording:
     """Graphs for all sections of a step, for the multipliers and for the sums. All tensors in it are overwritten at every use."""
 
-    def __init__(self, sections: list[_Section], mask: Tensor | None) -> None:
-        self.sections, self.misses = sections, 0
+    def __init__(self, sections: list[_Section], end: Key, tables: kernels.Tables, mask: Tensor | None) -> None:
+        self.sections, self.end, self.tables, self.mask = sections, end, tables, mask
         self.weigh, self.sum = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self.mask = mask
-        self.tables: kernels.Tables | None = None
-        self._flag: Flag | None = None
-        self._rows: list[tuple[list[str], list[torch.Size], list[Tensor]]] = []
-
-    def end(self, sound: Tensor, total: Grads) -> None:
-        """What the graphs leave behind."""
-        self._flag = Flag(sound)
-        for dtype in dict.fromkeys(t.dtype for t in total.values()):
-            names = [name for name, t in total.items() if t.dtype == dtype]
-            self._rows.append((names, [total[n].shape for n in names], [total[n].reshape(-1) for n in names]))
-        self._order = list(total)
+        self.flag: Flag | None = None
+        self.misses = 0
 
     def replay(self, mask: Tensor | None) -> bool:
         """Multipliers and sums for what the sections left; False if some norm was not finite, and the sums are worthless."""
         if self.mask is not None and mask is not None:
             self.mask.copy_(mask)
         self.weigh.replay()
-        assert self._flag is not None
-        self._flag.send()
+        assert self.flag is not None
+        self.flag.send()
         self.sum.replay()
-        return self._flag.value()
-
-    def sums(self) -> Grads:
-        """The sums in memory of their own."""
-        found: Grads = {}
-        for names, shapes, flat in self._rows:
-            pieces = torch.cat(flat).split([t.numel() for t in flat])
-            found |= {name: piece.view(shape) for name, shape, piece in zip(names, shapes, pieces, strict=True)}
-        return {name: found[name] for name in self._order}
+        return self.flag.value()
 
 
 class _Take:
@@ -211,7 +252,7 @@ class _Take:
         self._waiting: list[Report] = []
         self._bytes = 0
         self._keys: list[Key] = []
-        self._held: list[list[Report | None]] = []
+        self._held: list[tuple[Own, list[Report | None]]] = []
         self._parts: Parts = {}
         self._recording: _Recording | None = None
         self._expected: list[Key] | None = None
@@ -236,104 +277,117 @@ class _Take:
             sections = self._recording.sections
             if place < len(sections) and sections[place].key == key:
                 sections[place].graph.replay()
-                self._hold(sections[place], reports)
+                self._hold(sections[place].own, reports)
                 return
             self._miss()
         if self._expected is not None:
-            if place < len(self._expected) and self._expected[place] == key and self._record(key, reports):
+            if place < len(self._expected) - 1 and self._expected[place] == key and self._record(key, reports):
                 return
             self._expected = None
-        for report in reports:
-            self._engine.explain(report, len(self._request.losses), self._parts)
+        with self._recorder.apart():
+            self._hold(self._work(reports), reports)
 
-    def _hold(self, section: _Section, reports: list[Report]) -> None:
-        self._held.append([report if own is None else None for report, own in zip(reports, section.own, strict=True)])
+    def _hold(self, own: Own, reports: list[Report]) -> None:
+        self._held.append((own, [report if mine is None else None for report, mine in zip(reports, own, strict=True)]))
 
-    def _record(self, key: Key, reports: list[Report]) -> bool:
-        """Record the work on `reports`, and do it. False if that cannot be."""
-        graph, tables = torch.cuda.CUDAGraph(), kernels.Tables(reports[0].grad.device, 1 << 14)
+    def _work(self, reports: list[Report]) -> Own:
+        """Add the contributions of `reports` to what there is."""
         found: list[Parts] = [{} for _ in reports]
-        try:
-            with kernels.writing(tables), self._recorder.recording(graph):
-                for report, parts in zip(reports, found, strict=True):
-                    self._engine.explain(report, len(self._request.losses), parts)
-                self._engine.flush()
-        except RuntimeError:
-            self._engine.drop()
-            self._recorder.give_up()
-            return False
-        tables.send()
-        graph.replay()
+        for report, parts in zip(reports, found, strict=True):
+            self._engine.explain(report, len(self._request.losses), parts)
+        self._engine.flush()
         for parts in found:
             for name, uses in parts.items():
                 self._parts.setdefault(name, []).extend(uses)
-        section = _Section(key, graph, tables, [_own(r, parts) for r, parts in zip(reports, found, strict=True)])
-        self._made.append(section)
-        self._hold(section, reports)
+        return [_own(report, parts) for report, parts in zip(reports, found, strict=True)]
+
+    def _record(self, key: Key, reports: list[Report]) -> bool:
+        """Record the work on `reports`, and do it. False if that cannot be."""
+        graph = torch.cuda.CUDAGraph()
+        with self._recorder.beside():
+            tables = kernels.Tables(reports[0].grad.device, 1 << 12)
+        before = {name: list(uses) for name, uses in self._parts.items()}
+        try:
+            with kernels.writing(tables), self._recorder.recording(graph):
+                own = self._work(reports)
+        except RuntimeError as problem:
+            self._parts = before
+            self._engine.drop()
+            self._recorder.give_up(problem)
+            return False
+        tables.send()
+        graph.replay()
+        self._made.append(_Section(key, graph, tables, own))
+        self._hold(own, reports)
         return True
 
     def _miss(self) -> None:
         """Go on as usual: from what the recording left of the reports so far, or from the reports themselves."""
         assert self._recording is not None
         self._recorder.missed(self._recording)
-        self._again(self._recording.sections)
         self._recording = None
+        self._again()
 
-    def _again(self, sections: list[_Section]) -> None:
+    def _again(self) -> None:
+        """The contributions of all reports so far."""
         self._parts = {}
-        for section, reports in zip(sections, self._held, strict=False):
-            for own, report in zip(section.own, reports, strict=True):
-                if report is not None:
-                    self._engine.explain(report, len(self._request.losses), self._parts)
-                for name, part in own or ():
-                    self._parts.setdefault(name, []).append(part)
-        self._held = []
+        with self._recorder.apart():
+            for own, reports in self._held:
+                for mine, report in zip(own, reports, strict=True):
+                    if report is not None:
+                        self._engine.explain(report, len(self._request.losses), self._parts)
+                    for name, part in mine or ():
+                        self._parts.setdefault(name, []).append(part)
+            self._engine.flush()
 
     def finish(self) -> Bounded[Grads]:
         """The bounded sum of all reports."""
         if self._waiting:
             self._close()
-        if self._recording is not None and len(self._recording.sections) != len(self._keys):
+        outputs = _outputs(self._engine, self._request.clip)
+        end = tuple(_place(t) for t in outputs.values())
+        if self._recording is not None and (len(self._recording.sections), self._recording.end) != (len(self._keys), end):
             self._miss()
-        if self._expected is not None and len(self._expected) == len(self._keys):
-            self._recording = self._recorded()
+        self._keys.append(end)
+        if self._expected == self._keys:
+            self._recording = self._recorded(outputs, end)
         if self._recording is None:
             self._recorder.watch(self._keys)
-            return self._as_usual()
+            return self._as_usual(outputs)
         self._parts = {}
         if not self._recording.replay(self._request.mask):
-            self._again(self._recording.sections)
-            return self._as_usual()
-        self._recording.misses = 0
-        self._recorder.repeated += 1
-        self._held = []
-        return Bounded(self._recording.sums(), self._request.clip.bound)
+            self._again()
+            return self._as_usual(outputs)
+        self._recorder.repeat(self._recording)
+        return Bounded(outputs, self._request.clip.bound)
 
-    def _recorded(self) -> _Recording | None:
+    def _recorded(self, outputs: Grads, end: Key) -> _Recording | None:
         """The recording of this step; None if it cannot be made."""
         mask, clip = self._request.mask, self._request.clip
-        made = _Recording(self._made, None if mask is None else mask.clone())
-        made.tables = kernels.Tables(self._request.losses.device)
+        with self._recorder.beside():
+            tables = kernels.Tables(self._request.losses.device)
+            made = _Recording(self._made, end, tables, None if mask is None else mask.clone())
         try:
             with kernels.writing(made.tables):
                 with self._recorder.recording(made.weigh):
                     weighed = weigh(self._engine.joined(self._parts), clip, self._engine.parameters, made.mask)
                 with self._recorder.recording(made.sum):
-                    total = self._engine.summed(weighed, last=True)
-        except RuntimeError:
-            self._recorder.give_up()
-            self._again(self._made)
+                    self._engine.summed(weighed, last=True, into=outputs)
+        except RuntimeError as problem:
+            self._recorder.give_up(problem)
+            self._again()
             return None
         made.tables.send()
-        made.end(weighed.sound, total.value)
+        made.flag = Flag(weighed.sound)
         self._recorder.keep(made)
         return made
 
-    def _as_usual(self) -> Bounded[Grads]:
-        self._engine.flush()
+    def _as_usual(self, outputs: Grads) -> Bounded[Grads]:
+        """The sums without a recording, in the same memory as with one, so that one step leaves what the other would."""
         parameters = self._engine.parameters
-        weighed = weigh(self._engine.joined(self._parts), self._request.clip, parameters, self._request.mask)
-        return self._engine.total(weighed)
+        with self._recorder.apart():
+            weighed = weigh(self._engine.joined(self._parts), self._request.clip, parameters, self._request.mask)
+            return self._engine.total(weighed, outputs)
 
 
 def _lies(report: Report) -> Key:

@@ -34,22 +34,22 @@ class Sampler(Protocol):
         """Indices of the records that take part in `step`; may be empty."""
 
 
-def physical(
-    indices: NDArray[np.int64], most: int, *, pad: bool = False
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+def physical(indices: NDArray[np.int64], most: int, *, grain: int = 1) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Split a logical batch into pieces of at most `most` records, each with a mask of the rows that count.
 
-    With `pad`, every piece has exactly `most` rows (static shapes for compiled or captured steps); added rows repeat record 0 and
-    are masked out, so they contribute exactly zero. An empty logical batch has no pieces: the step still happens, noise alone.
+    The rows of a piece are filled up to a multiple of `grain`, or to `most`: work that was prepared for a shape then serves again, and
+    with a grain of `most` there is one shape only. Added rows repeat record 0 and are masked out, so they contribute exactly zero. An
+    empty logical batch has no pieces: the step still happens, noise alone.
     """
     import numpy as np
 
     check.integer("max_physical_batch", most)
+    check.integer("grain", grain)
     for start in range(0, len(indices), most):
         piece = indices[start : start + most]
         mask = np.ones(len(piece), dtype=bool)
-        if pad and len(piece) < most:
-            missing = most - len(piece)
+        missing = min(most, -grain * (-len(piece) // grain)) - len(piece)
+        if missing:
             piece = np.concatenate([piece, np.zeros(missing, dtype=piece.dtype)])
             mask = np.concatenate([mask, np.zeros(missing, dtype=bool)])
         yield piece, mask

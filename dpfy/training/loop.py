@@ -15,6 +15,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
 from dpfy.data.records import as_records
+from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.captured import CapturedSum, LossesOf
 from dpfy.gradients.checker import LossProbe, check_model
 from dpfy.gradients.clip import COUNT, QuantileClip
@@ -25,7 +26,7 @@ from dpfy.plan.recipe import Plan
 from dpfy.sampling.sampler import physical
 from dpfy.training import finish, metrics, progress, state
 from dpfy.training.averaging import swapped, trainable
-from dpfy.training.physical import largest_batch, snug
+from dpfy.training.physical import common, largest_batch, snug
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update, hand_over
@@ -120,18 +121,19 @@ class PrivateTraining:
             show(self.steps_done)
 
     def _remaining(self) -> Iterator[tuple[Tensor, ...]]:
-        recipe, runtime = self.plan.recipe, self.runtime
+        recipe, grain = self.plan.recipe, self._grain()
         while self.steps_done < recipe.steps:
             step = self.steps_done
             rng = self.folder.randomness.generator("sampling", recipe.sampler.address(step))
             indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
-            pieces = list(physical(indices, self.physical_batch, pad=runtime.padded))
+            pieces = list(physical(indices, self.physical_batch, grain=grain))
             self._pieces = _Pieces(len(pieces))
             if not pieces:
                 self._update(Bounded(zeros(trainable(self.model), self.clip), self.clip.bound, recipe.unit))
             for piece, mask in pieces:
                 batch = self.records.take(torch.from_numpy(piece).to(self.device))
-                self._pieces.expect(torch.from_numpy(mask).to(self.device) if not mask.all() else None, len(piece))
+                needed = grain > 1 or not mask.all()
+                self._pieces.expect(torch.from_numpy(mask).to(self.device) if needed else None, len(piece))
                 yield batch
                 if self._pieces is not None and self._pieces.waiting:
                     raise InvalidInput("step", "no call", "every batch must be followed by exactly one step(losses)")
@@ -242,6 +244,14 @@ class PrivateTraining:
         if not isinstance(most, int):
             most = max(1, largest_batch(self.model, self.records.flat, self.device) // self.records.rows_each)
         return min(most, snug(self.plan.recipe.expected_batch)) if self.runtime.graph else most
+
+    def _grain(self) -> int:
+        """Rows that physical batches are filled up to a multiple of: where steps are recorded, so that random sizes repeat."""
+        if self.runtime.padded:
+            return self.physical_batch
+        if self.device.type != "cuda" or not isinstance(self.engine, BookkeepingEngine):
+            return 1
+        return common(min(self.plan.recipe.expected_batch, self.physical_batch))
 
     def _check_records(self) -> None:
         if (most := self.plan.recipe.unit.most_records) != (held := self.records.rows_each):

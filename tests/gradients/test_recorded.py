@@ -103,23 +103,34 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dty
         torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol)
 
 
+def walk(kind: str, clip: Clip, dtype: torch.dtype, record: bool) -> tuple[list[dict[str, Tensor]], Recorder]:
+    """The sums of some steps while weights, data and masks change, on the CPU."""
+    torch.manual_seed(0)
+    make, losses = MODELS[kind]
+    model, engine = make().cuda().to(dtype), BookkeepingEngine()
+    engine.attach(model)
+    engine._recorder.on = record
+    rows, sums = 24 if kind == "images" else 16, []
+    for seed in range(2 * STEPS):
+        mask = None if seed < STEPS else torch.arange(rows, device="cuda") % 3 > seed % 2
+        sums.append({name: t.cpu() for name, t in engine.bounded_sum(losses(model, seed)[0], clip, mask).value.items()})
+        moves = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.01 * torch.randn(p.shape, generator=moves).to(p))
+    return sums, engine._recorder
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
 @pytest.mark.parametrize("kind", MODELS)
 def test_recorded_steps_give_the_usual_sums(kind: str, clip: Clip, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    make, losses = MODELS[kind]
-    model = make().cuda().to(dtype)
-    engine, usual = engines(model)
-    for seed in range(STEPS):
-        for mask in (None, torch.arange(24 if kind == "images" else 16, device="cuda") % 3 > seed % 2):
-            found = engine.bounded_sum(losses(model, seed)[0], clip, mask).value
-            same(found, usual(lambda s=seed: losses(model, s)[0], clip, mask), dtype)
-        with torch.no_grad():
-            for p in model.parameters():
-                p.add_(0.01 * torch.randn_like(p))
-    assert engine._recorder.on
-    assert engine._recorder.repeated >= STEPS
+    recorded_sums, recorder = walk(kind, clip, dtype, record=True)
+    usual_sums, _ = walk(kind, clip, dtype, record=False)
+    for found, expected in zip(recorded_sums, usual_sums, strict=True):
+        same(found, expected, dtype)
+    assert recorder.on, recorder.problem
+    assert recorder.repeated >= STEPS
 
 
 def test_sums_of_earlier_steps_stay_as_they_were() -> None:
