@@ -201,6 +201,31 @@ if triton is not None:
             out = out + (tl.join(y[i], y[i + HALF]),)
         return out
 
+    @triton.jit
+    def _load(at, inside, MASKED: tl.constexpr):
+        return tl.load(at, mask=inside, other=0.0) if MASKED else tl.load(at)
+
+    @triton.jit
+    def _finish(
+        y, target, scale, divisor, weights, past, stride, rows, keep, inside,
+        RING: tl.constexpr, BUFFERS: tl.constexpr, MASKED: tl.constexpr,
+    ):  # fmt: skip
+        """Correlate with the past, add to the sums and divide."""
+        if RING:
+            for r in range(rows):
+                # A row's number times its length can pass 2^31.
+                y += tl.load(weights + r) * _load(past + tl.cast(r, tl.int64) * stride, inside, MASKED)
+            tl.store(past + tl.cast(keep, tl.int64) * stride, y, mask=inside)
+        total = _load(target, inside, MASKED)
+        held = ()  # all buffers are read before one is written
+        for j in tl.static_range(BUFFERS):
+            held = held + (_load(past + j * stride, inside, MASKED),)
+        for j in tl.static_range(BUFFERS):
+            y += tl.load(weights + j) * held[j]
+        for j in tl.static_range(BUFFERS):
+            tl.store(past + j * stride, tl.load(weights + BUFFERS + j) * held[j] + y, mask=inside)
+        tl.store(target, (total + scale * y) / divisor, mask=inside)
+
     @triton.jit(do_not_specialize=["count", "k0", "k1", "k2", "k3", "draws", "stride", "rows", "keep"])
     def _add(
         table, count, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, divisor,
@@ -222,10 +247,10 @@ if triton is not None:
             high = tl.where(before, high, middle)
         block = part * WIDTH + tl.arange(0, WIDTH)
         start = (tile - tl.load(table + 4 * low + 1)) * (16 * LANES)
+        left = tl.load(table + 4 * low + 2) - start
         place = (block % LANES).to(tl.int32)[:, None] + tl.arange(0, 16)[None, :] * LANES
-        inside = place < tl.minimum(tl.load(table + 4 * low + 2) - start, 16 * LANES).to(tl.int32)
         target = tl.load(table + 4 * low).to(tl.pointer_type(tl.float32)) + start + place
-        row = past + (tl.load(table + 4 * low + 3) + start) + place
+        past += tl.load(table + 4 * low + 3) + start
         z = _draw(k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, ROUNDS)
         if AGAIN:
             for d in range(draws):
@@ -234,17 +259,9 @@ if triton is not None:
                 z = _plus(z, tl.load(weights + d), old)
         # As one matrix, column i for word i: each thread keeps its row, and memory is met in few, wide operations.
         y = own * tl.reshape(_joined(_joined(_joined(_joined(z, 8), 4), 2), 1)[0], (WIDTH, 16))
-        if RING:
-            for r in range(rows):
-                # A row's number times its length can pass 2^31.
-                y += tl.load(weights + draws + r) * tl.load(row + tl.cast(r, tl.int64) * stride, mask=inside, other=0.0)
-            tl.store(row + tl.cast(keep, tl.int64) * stride, y, mask=inside)
-        total = tl.load(target, mask=inside, other=0.0)
-        held = ()  # all buffers are read before one is written
-        for j in tl.static_range(BUFFERS):
-            held = held + (tl.load(row + j * stride, mask=inside, other=0.0),)
-        for j in tl.static_range(BUFFERS):
-            y += tl.load(weights + draws + j) * held[j]
-        for j in tl.static_range(BUFFERS):
-            tl.store(row + j * stride, tl.load(weights + draws + BUFFERS + j) * held[j] + y, mask=inside)
-        tl.store(target, (total + scale * y) / divisor, mask=inside)
+        weights += draws
+        if left >= 16 * LANES:  # apart, because sixteen masks are more than there are registers for them
+            _finish(y, target, scale, divisor, weights, past + place, stride, rows, keep, None, RING, BUFFERS, False)
+        else:
+            inside = place < left.to(tl.int32)
+            _finish(y, target, scale, divisor, weights, past + place, stride, rows, keep, inside, RING, BUFFERS, True)
