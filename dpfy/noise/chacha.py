@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dpfy.core.errors import Unsupported
 from dpfy.noise.series import single, single_up
 from dpfy.noise.strategy import FRESH, Recurrence
 
@@ -59,25 +60,32 @@ def add_(
 
     Guarantees: no two values of a draw use the same word of the keystream, but for the two of a pair, which share two words;
     u = (k + 1/2) / 2^32 for a whole number k of 32 bits, so that small u, which make the tail, keep their full precision; a pair has at
-    most radius 6.77. Weights are rounded toward zero, that of the step's own draw up. Sums and rows equal those of the portable
-    :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding.
+    most radius 6.77. Weights of the past are rounded toward zero, that of the step's own draw and the scale up. Sums and rows equal those
+    of the portable :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding.
     """
     addresses, sizes = tuple([t.data_ptr() for t in tensors]), tuple([t.numel() for t in tensors])
     if not any(sizes):
         return
     device, r = tensors[0].device, recurrence
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        queue = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
+        queue = _queue() if device.type == "cuda" else 0
         at = _places(addresses, sizes, device, queue)
         weights = _weights(r.again, r.weights, r.decay, device, queue)
         again = _sent([word for key in keys[1:] for word in _words(key)], torch.int64, device) if r.again else at.table
         rows = at.table if past is None else past
         _add[(at.tiles * (LANES // WIDTH),)](
-            at.table, at.count, *_words(keys[0]), single_up(1 / single(r.first)), scale * r.gain, divisor,
+            at.table, at.count, *_words(keys[0]), single_up(1 / single(r.first)), single_up(scale * r.gain), divisor,
             again, len(r.again), weights, rows, at.length, len(r.weights), r.keep,
             HALVINGS=at.count.bit_length(), LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS,
             AGAIN=bool(r.again), RING=bool(r.weights) and not r.decay, BUFFERS=len(r.decay), num_warps=WIDTH // 32,
         )  # fmt: skip
+
+
+def _queue() -> int:
+    """The current queue of the current device; never one whose work is being recorded."""
+    if torch.cuda.is_current_stream_capturing():
+        raise Unsupported("noise inside a CUDA graph, where every replay would add the same", "release outside of the graph")
+    return torch.cuda.current_stream().cuda_stream
 
 
 class _Places(NamedTuple):

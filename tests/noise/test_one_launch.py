@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfy.core import events
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
@@ -190,3 +190,13 @@ def test_tensors_that_move_and_another_queue_are_followed() -> None:
         torch.cuda.synchronize()
         assert all(torch.equal(first.value[n], second.value[n]) for n in SHAPES)
         kept.append(first)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_noise_is_not_recorded_into_a_graph() -> None:
+    """A replay would add the same noise to another sum."""
+    stream, total = NoiseStream(Identity(), SCALE, RANDOMNESS, in_place=True), Bounded(sums(0), Bound(BOUND))
+    stream.release(total, 0, {}, PERMIT)
+    with pytest.raises(Unsupported, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        stream.release(total, 1, {}, PERMIT)
