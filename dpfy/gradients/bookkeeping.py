@@ -7,7 +7,7 @@ gradient of a layer is a product of its input and its output gradient, so its no
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import MethodType
@@ -21,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
-from dpfy.gradients.clip import COUNT, Clip, QuantileClip
-from dpfy.gradients.combine import Flag, Weighed, joins, weigh
+from dpfy.gradients.clip import Clip
+from dpfy.gradients.combine import Flag, Room, Weighed, joins, weigh
 from dpfy.gradients.contribution import Contribution, Direct, Late, SumJob, run_jobs
-from dpfy.gradients.engine import Grads, checked, no_autocast, norm_dtype, trainable, zeros
+from dpfy.gradients.engine import Grads, checked, no_autocast, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
 from dpfy.gradients.recorded import Recorder
@@ -122,11 +122,11 @@ class BookkeepingEngine:
             return Bounded(zeros(attached(self._params), clip), clip.bound)
         return self.total(weighed)
 
-    def total(self, weighed: Weighed, into: Mapping[str, Tensor] | None = None) -> Bounded[Grads]:
+    def total(self, weighed: Weighed, room: Room | None = None) -> Bounded[Grads]:
         """The bounded sum, of examples without a finite norm nothing."""
         flag = Flag(weighed.sound)
-        total = self.summed(weighed, into=into)
-        return total if flag.value() else self.summed(weighed.cleaned(), into=into)
+        total = self.summed(weighed, room=room)
+        return total if flag.value() else self.summed(weighed.cleaned(), room=room)
 
     def weighed(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Weighed | None:
         """The first half of a bounded sum: every example's multiplier. None if there is nothing to add up."""
@@ -143,14 +143,14 @@ class BookkeepingEngine:
             self._replay.close()  # only strays need it, and it keeps the model's output alive
         return weighed
 
-    def summed(self, weighed: Weighed, last: bool = False, into: Mapping[str, Tensor] | None = None) -> Bounded[Grads]:
+    def summed(self, weighed: Weighed, last: bool = False, room: Room | None = None) -> Bounded[Grads]:
         """The second half: the weighted sums, in the order of the parameters. See :meth:`Weighed.sums`."""
         params = attached(self._params)
         with torch.no_grad(), no_autocast(weighed.scale.device.type):
-            sums = weighed.sums(last, into)
+            sums = weighed.sums(last, room)
             for name in params if len(sums) < len(params) else ():
                 if name not in sums:
-                    sums[name] = zeros({name: params[name]}, weighed.clip)[name] if into is None else into[name].zero_()
+                    sums[name] = zeros({name: params[name]}, weighed.clip)[name] if room is None else room.places[name].zero_()
             total = {name: sums.pop(name) for name in params} | sums
         return Bounded(total, weighed.clip.bound)
 
@@ -167,12 +167,6 @@ class BookkeepingEngine:
     def identity(self) -> tuple[object, ...]:
         """All that the work on reports depends on besides the reports."""
         return (*self.addresses(), *[p.requires_grad for p in self.parameters.values()], len(self._several))
-
-    def output_shapes(self, clip: Clip) -> dict[str, tuple[torch.dtype, torch.Size]]:
-        """Name to dtype and shape of all that a bounded sum holds."""
-        found = {name: (norm_dtype(p.dtype), p.shape) for name, p in self.parameters.items()}
-        wide = next(iter(found.values()))[0]
-        return found | ({COUNT: (wide, torch.Size(()))} if isinstance(clip, QuantileClip) else {})
 
     def flush(self) -> None:
         """Make the sums that wait for a common launch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,9 +13,24 @@ from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, kept
 from dpfy.gradients.engine import cautious, count_of, group_rows, norm_dtype, silence
+from dpfy.gradients.shared import Measured
 
 JOIN_ELEMENTS = 2**22
 """Direct gradients up to this size are copied side by side; larger ones are worth their own pass."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory for the sums by name, and for what is needed on the way to them."""
+
+    places: Mapping[str, Tensor]
+    scratch: Tensor | None = None
+
+
+def scratch_bytes(parts: Iterable[Contribution]) -> int:
+    """The scratch memory that a room for these contributions should have."""
+    rests = (part.rest if isinstance(part, Measured) else part for part in parts)
+    return max((rest.scratch_bytes for rest in rests if isinstance(rest, Outer)), default=0)
 
 
 @dataclass(frozen=True)
@@ -34,14 +49,14 @@ class Weighed:
     clip: Clip
     params: Mapping[str, Tensor]
 
-    def sums(self, last: bool = False, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The sum of multiplier times gradient, in the memory of `into` where there is a place for it.
+    def sums(self, last: bool = False, room: Room | None = None) -> dict[str, Tensor]:
+        """The sum of multiplier times gradient, in the places of `room` if there is one.
 
         If this is the `last` use, each contribution is let go of as soon as it is added.
         """
-        into = {} if into is None else into
-        sums = _add_up(self.rests, self.scale, self.params, into, last)
-        return sums | {name: _put(count, into.get(name)) for name, count in count_of(self.clip, self.scale).items()}
+        room = room or Room({})
+        sums = _add_up(self.rests, self.scale, self.params, room, last)
+        return sums | {name: _put(count, room.places.get(name)) for name, count in count_of(self.clip, self.scale).items()}
 
     def cleaned(self) -> Weighed:
         """The same with exact zeros in the place of whatever examples without a finite norm held."""
@@ -100,11 +115,10 @@ def _put(value: Tensor, place: Tensor | None) -> Tensor:
     return value if place is None else place.copy_(value)
 
 
-def _add_up(
-    rests: Rests, scale: Tensor, params: Mapping[str, Tensor], into: Mapping[str, Tensor], last: bool
-) -> dict[str, Tensor]:
+def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], room: Room, last: bool) -> dict[str, Tensor]:
     """Weighted sums of all groups, in the shapes of the parameters, in float32 or wider."""
     sums: dict[str, Tensor] = {}
+    into = room.places
     for (joined, large), weights in zip(rests, scale.unbind(0), strict=True):
         dtypes = {name: part.dtype for name, part in large.items()}
         narrow = {dtype: weights.to(dtype) for dtype in set(dtypes.values())}
@@ -113,7 +127,7 @@ def _add_up(
         for name in list(large):
             part, place, like = large.pop(name) if last else large[name], into.get(name), params[name]
             if place is not None and isinstance(part, Outer):
-                sums[name] = part.sum_into(narrow[dtypes[name]], place)
+                sums[name] = part.sum_into(narrow[dtypes[name]], place, room.scratch)
                 continue
             total = part.weighted_sum(narrow[dtypes[name]])
             sums[name] = _put(total.to(norm_dtype(like.dtype)).view(like.shape), place)

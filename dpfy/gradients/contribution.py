@@ -87,9 +87,10 @@ def row_squares(t: Tensor) -> Tensor:
     return torch.linalg.vector_norm(t if t.dim() == 2 else t.flatten(1), dim=1, dtype=norm_dtype(t)).square()
 
 
-def scaled(t: Tensor, weights: Tensor) -> Tensor:
-    """Rows of `t` times `weights`, in the dtype of `t`."""
-    return t * weights.to(t.dtype).view(-1, *[1] * (t.dim() - 1))
+def scaled(t: Tensor, weights: Tensor, scratch: Tensor | None = None) -> Tensor:
+    """Rows of `t` times `weights`, in the dtype of `t`; in the memory of `scratch`, bytes, where that is given."""
+    factors = weights.to(t.dtype).view(-1, *[1] * (t.dim() - 1))
+    return t * factors if scratch is None else torch.mul(t, factors, out=scratch[: t.nbytes].view(t.dtype).view(t.shape))
 
 
 def scaled_wide(t: Tensor, weights: Tensor) -> Tensor:
@@ -274,22 +275,28 @@ class Outer:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return wide_product(*self._factors(weights))
 
-    def sum_into(self, weights: Tensor, place: Tensor) -> Tensor:
-        """:meth:`weighted_sum` in the memory of `place`, where its dtype allows it."""
-        a, b = self._factors(weights)
+    def sum_into(self, weights: Tensor, place: Tensor, scratch: Tensor | None = None) -> Tensor:
+        """:meth:`weighted_sum` in the memory of `place`, where its dtype allows it; `scratch` serves if it is large enough."""
+        enough = scratch is not None and scratch.numel() >= self.scratch_bytes
+        a, b = self._factors(weights, scratch if enough else None)
         wide_enough = place.dtype == (torch.float64 if a.dtype == torch.float64 else torch.float32)
         if not wide_enough or not place.is_contiguous():
             return place.copy_(wide_product(a, b).view(place.shape))
         wide_product(a, b, place.view(a.shape[0], b.shape[1]))
         return place
 
-    def _factors(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that the weighted sum takes for a scaled factor."""
+        return min(self.left.nbytes, self.right.nbytes)
+
+    def _factors(self, weights: Tensor, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is the weighted sum."""
         left, right = self.left, self.right
         if left.shape[-1] <= right.shape[-1]:
-            left = scaled(left, weights)
+            left = scaled(left, weights, scratch)
         else:
-            right = scaled(right, weights)
+            right = scaled(right, weights, scratch)
         return left.flatten(0, 1).t(), right.flatten(0, 1)
 
     def per_example(self, rows: slice) -> Tensor:

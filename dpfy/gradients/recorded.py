@@ -16,14 +16,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfy.core.values import Bounded
 from dpfy.gradients import kernels
-from dpfy.gradients.clip import Clip
-from dpfy.gradients.combine import Flag, weigh
+from dpfy.gradients.clip import COUNT, Clip, QuantileClip
+from dpfy.gradients.combine import Flag, Room, scratch_bytes, weigh
 from dpfy.gradients.contribution import Contribution
-from dpfy.gradients.engine import Grads
+from dpfy.gradients.engine import Grads, norm_dtype
 from dpfy.gradients.tape import Report, Site
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Recorder:
         self._recordings: dict[Key, _Recording] = {}
         self._watched: dict[Key, tuple[list[Key], int]] = {}
         self._small: dict[Site, bool] = {}
+        self._layouts: dict[bool, _Layout] = {}
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._idle = 0
@@ -76,6 +77,13 @@ class Recorder:
         take = _Take(self, engine, _Request(clip, mask, losses))
         engine.report(losses, take.receive)
         return take.finish()
+
+    def layout(self, engine: BookkeepingEngine, clip: Clip) -> _Layout:
+        """How sums lie in memory."""
+        counted = isinstance(clip, QuantileClip)
+        if counted not in self._layouts:
+            self._layouts[counted] = _Layout(engine.parameters, counted)
+        return self._layouts[counted]
 
     def waits(self, report: Report) -> int:
         """Bytes that are held only until the report was worked on."""
@@ -209,19 +217,30 @@ class _Section:
     own: Own
 
 
-def _outputs(engine: BookkeepingEngine, clip: Clip) -> Grads:
-    """Memory for the sums, of all parameters in one piece, from among the model's tensors: it is handed out."""
-    shapes = engine.output_shapes(clip)
-    found: Grads = {}
-    device = next(iter(engine.parameters.values())).device
-    for dtype in dict.fromkeys(dtype for dtype, _ in shapes.values()):
-        names = [name for name, (own, _) in shapes.items() if own == dtype]
-        sizes = [-8 * (-shapes[name][1].numel() // 8) for name in names]
-        pieces = torch.empty(sum(sizes), dtype=dtype, device=device).split(sizes)
-        for name, piece in zip(names, pieces, strict=True):
-            shape = shapes[name][1]
-            found[name] = piece[: shape.numel()].view(shape)
-    return {name: found[name] for name in shapes}
+class _Layout:
+    """How the sums of all parameters lie in one piece of memory for each dtype."""
+
+    def __init__(self, params: dict[str, nn.Parameter], counted: bool) -> None:
+        shapes = {name: (norm_dtype(p.dtype), p.shape) for name, p in params.items()}
+        if counted:
+            shapes[COUNT] = (next(iter(shapes.values()))[0], torch.Size(()))
+        self.device = next(iter(params.values())).device
+        self.order = list(shapes)
+        self.rows: list[tuple[torch.dtype, list[tuple[str, torch.Size]], list[int]]] = []
+        for dtype in dict.fromkeys(dtype for dtype, _ in shapes.values()):
+            mine = [(name, shape) for name, (own, shape) in shapes.items() if own == dtype]
+            self.rows.append((dtype, mine, [-8 * (-shape.numel() // 8) for _, shape in mine]))
+
+    def room(self, scratch: int) -> tuple[Room, Key]:
+        """Room from among the model's tensors, for it is handed out, and where it lies."""
+        places: Grads = {}
+        memory = [torch.empty(sum(sizes), dtype=dtype, device=self.device) for dtype, _, sizes in self.rows]
+        for flat, (_, mine, sizes) in zip(memory, self.rows, strict=True):
+            for (name, shape), piece in zip(mine, flat.split(sizes), strict=True):
+                places[name] = piece[: shape.numel()].view(shape)
+        more = torch.empty(scratch, dtype=torch.uint8, device=self.device)
+        where = (scratch, more.data_ptr(), *[flat.data_ptr() for flat in memory])
+        return Room(places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more), where
 
 
 class _Recording:
@@ -229,6 +248,7 @@ class _Recording:
 
     def __init__(self, sections: list[_Section], end: Key, tables: kernels.Tables, mask: Tensor | None) -> None:
         self.sections, self.end, self.tables, self.mask = sections, end, tables, mask
+        self.scratch = int(end[0])  # type: ignore[call-overload]
         self.weigh, self.sum = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.flag: Flag | None = None
         self.misses = 0
@@ -344,24 +364,27 @@ class _Take:
         """The bounded sum of all reports."""
         if self._waiting:
             self._close()
-        outputs = _outputs(self._engine, self._request.clip)
-        end = tuple(_place(t) for t in outputs.values())
-        if self._recording is not None and (len(self._recording.sections), self._recording.end) != (len(self._keys), end):
+        if self._recording is not None and len(self._recording.sections) != len(self._keys):
+            self._miss()
+        scratch = scratch_bytes(part for uses in self._parts.values() for part in uses)
+        layout = self._recorder.layout(self._engine, self._request.clip)
+        room, end = layout.room(scratch if self._recording is None else self._recording.scratch)
+        if self._recording is not None and self._recording.end != end:
             self._miss()
         self._keys.append(end)
         if self._expected == self._keys:
-            self._recording = self._recorded(outputs, end)
+            self._recording = self._recorded(room, end)
         if self._recording is None:
             self._recorder.watch(self._keys)
-            return self._as_usual(outputs)
+            return self._as_usual(room)
         self._parts = {}
         if not self._recording.replay(self._request.mask):
             self._again()
-            return self._as_usual(outputs)
+            return self._as_usual(room)
         self._recorder.repeat(self._recording)
-        return Bounded(outputs, self._request.clip.bound)
+        return Bounded(dict(room.places), self._request.clip.bound)
 
-    def _recorded(self, outputs: Grads, end: Key) -> _Recording | None:
+    def _recorded(self, room: Room, end: Key) -> _Recording | None:
         """The recording of this step; None if it cannot be made."""
         mask, clip = self._request.mask, self._request.clip
         with self._recorder.beside():
@@ -372,7 +395,7 @@ class _Take:
                 with self._recorder.recording(made.weigh):
                     weighed = weigh(self._engine.joined(self._parts), clip, self._engine.parameters, made.mask)
                 with self._recorder.recording(made.sum):
-                    self._engine.summed(weighed, last=True, into=outputs)
+                    self._engine.summed(weighed, last=True, room=room)
         except RuntimeError as problem:
             self._recorder.give_up(problem)
             self._again()
@@ -382,12 +405,12 @@ class _Take:
         self._recorder.keep(made)
         return made
 
-    def _as_usual(self, outputs: Grads) -> Bounded[Grads]:
+    def _as_usual(self, room: Room) -> Bounded[Grads]:
         """The sums without a recording, in the same memory as with one, so that one step leaves what the other would."""
         parameters = self._engine.parameters
         with self._recorder.apart():
             weighed = weigh(self._engine.joined(self._parts), self._request.clip, parameters, self._request.mask)
-            return self._engine.total(weighed, outputs)
+            return self._engine.total(weighed, room)
 
 
 def _lies(report: Report) -> Key:
