@@ -23,6 +23,7 @@ _wanted = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
 _packing = torch._C._autograd._top_saved_tensors_default_hooks
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _VIEWS = torch._C.DispatchKey.ADInplaceOrView
 _ONLY_INPUT = (True, False, False)
 
@@ -65,11 +66,12 @@ class _Linear(Function):
         ctx.where = where
         ctx.save_for_backward(x, constants[0])
         # For torch the result is a view of its two-dimensional form, and of a view that a node returns no in-place change is legal.
+        before = _excluded(_VIEWS)
         _exclude(_VIEWS, True)
         try:
             return torch._C._nn.linear(x, *constants)
         finally:
-            _exclude(_VIEWS, False)
+            _exclude(_VIEWS, before)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Grads:  # type: ignore[override]
