@@ -79,7 +79,7 @@ def made(kind: str, around: Callable[[nn.Module, Tensor], Tensor] | None = None)
 
 def losses_of(model: nn.Module, x: Tensor) -> Tensor:
     y = model(x).flatten(1)
-    return (torch.sin(y) * torch.linspace(0.5, 1.5, y.shape[1], dtype=y.dtype) + 0.1 * y.square()).sum(1)
+    return (torch.sin(y) * torch.linspace(0.5, 1.5, y.shape[1], dtype=y.dtype, device=y.device) + 0.1 * y.square()).sum(1)
 
 
 def distance(a: Grads, b: Grads) -> float:
@@ -200,6 +200,23 @@ def test_an_input_in_another_order(kind: str) -> None:
     assert gap_to_loop(model, x) < 1e-9
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", [None, *CHANGES])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_loop_on_a_gpu(kind: str, change: str | None) -> None:
+    model, x = made(kind, None if change is None else lambda layer, h: CHANGES[change](layer(h)))
+    loop, fast, clip = LoopEngine(), BookkeepingEngine(), FlatClip(0.3)
+    loop.attach(model)
+    expected = loop.bounded_sum(losses_of(model, x), clip).value
+    loop.detach()
+    model, x = model.float().cuda(), x.float().cuda()
+    fast.attach(model)
+    for _ in range(4):
+        found = fast.bounded_sum(losses_of(model, x), clip).value
+        assert distance({k: g.double().cpu() for k, g in found.items()}, expected) < 1e-3
+    fast.detach()
+
+
 @pytest.mark.parametrize("kind", ONE_NODE)
 @pytest.mark.parametrize("what", ["input", "weight"])
 def test_what_backward_needs_may_not_change_in_between(kind: str, what: str, attached: Attach) -> None:
@@ -220,8 +237,9 @@ def test_what_backward_needs_may_not_change_in_between(kind: str, what: str, att
         engine.bounded_sum(losses, FlatClip(1.0))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_autocast_remembers_no_weight_without_its_gradient(kind: str) -> None:
+def test_autocast_remembers_no_weight_without_its_gradient(kind: str, device: str) -> None:
     """Autocast keeps what it made of a parameter. Made inside of a node it would hide a second use of the parameter from autograd."""
 
     def around(layer: nn.Module, h: Tensor) -> Tensor:
@@ -231,12 +249,12 @@ def test_autocast_remembers_no_weight_without_its_gradient(kind: str) -> None:
 
     torch.manual_seed(0)
     model, x = made(kind, around)
-    model, x = model.float(), x.float()
+    model, x = model.float().to(device), x.float().to(device)
     found = {}
     for engine in (LoopEngine(), BookkeepingEngine()):
         engine.attach(model)
         for _ in range(2):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast(device, dtype=torch.bfloat16):
                 losses = losses_of(model, x)
             found[engine.name] = engine.bounded_sum(losses, FlatClip(0.3)).value
         engine.detach()
