@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpfy.gradients import kernels
+from dpfy.gradients import kernels, taps
 from dpfy.gradients.contribution import (
     CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
@@ -32,6 +32,15 @@ KEPT_POSITIONS = 64
 
 PATCH_ELEMENTS = 2**19
 """Patches that are written out at a time on a CPU."""
+
+COPY_BYTES = 2**24
+"""On a GPU: how much of a layer's tensors may exist a second time, scaled, wider or as patches."""
+
+GRAM_POSITIONS = 64
+"""On a GPU, Gram matrices of at most so many positions are made without writing patches out."""
+
+WIDE_SUMS_BY_KERNEL = False
+"""Whether weighted sums of float32 layers are made by the kernel that narrower layers use, or by the library's convolution."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +74,9 @@ class Convolution:
         return self.grads.dtype
 
     def measured(self) -> tuple[Tensor, Contribution]:
-        batch, how = len(self.inputs) // self.images, self.geometry
-        if kernels.usable(self.grads) and len(how.stride) == 2 and how.groups == 1 and self.images == 1 and not how.transposed:
-            return self._on_gpu(), self
+        batch = len(self.inputs) // self.images
+        if self._walks:
+            return self.squared_norms(self._route()), self
         keep = batch * self.width <= KEEP_ELEMENTS and self.images * self.grads[0, 0].numel() >= KEPT_POSITIONS
         window = self._window()
         if window is not None:
@@ -121,12 +130,34 @@ class Convolution:
             [Outer(positions_last(wide(self.grads[rows])).mT, write(self.inputs[rows]))._gram() for rows in chunks], 1
         )
 
-    def _on_gpu(self) -> Tensor:
-        """Patches read in place, or Gram matrices over the positions where there are few of them (measured on an H200)."""
-        how, positions = self.geometry, self.grads[0, 0].numel()
-        if positions > 64 or self.weight[0].numel() < 256:
-            return kernels.conv_norm(self.inputs, self.grads, self.weight, how.stride, how.padding, how.dilation)
-        return kernels.gram_norm(self.grads.flatten(2).mT.contiguous(), self._patches())
+    @property
+    def _walks(self) -> bool:
+        """Whether the kernels for two-dimensional convolutions serve this one."""
+        how = self.geometry
+        plain = len(how.stride) == 2 and how.groups == 1 and self.images == 1 and not how.transposed
+        return kernels.usable(self.grads) and self.inputs.dtype == self.grads.dtype and plain
+
+    def _walk(self) -> taps.Walk:
+        (kh, kw), (sh, sw) = self.weight.shape[2:], self.geometry.stride
+        (ph, pw), (dh, dw) = self.geometry.padding, self.geometry.dilation
+        return taps.Walk(self.inputs, self.grads, (kh, kw), (sh, sw), (ph, pw), (dh, dw))
+
+    def _route(self) -> str:
+        """How to measure on a GPU: by the operations of a product, unless Gram matrices of few positions take fewer."""
+        outs, columns, positions = self.weight.shape[0], self.weight[0].numel(), self.grads[0, 0].numel()
+        few = positions <= GRAM_POSITIONS and positions * (outs + columns) <= outs * columns
+        return "gram" if few else "products"
+
+    def squared_norms(self, route: str) -> Tensor:
+        """[parts, batch] on a GPU: by "products" or "gram" matrices of what lies in memory, or by those of written "patches"."""
+        if route == "products":
+            return taps.norms(self._walk())
+        if route == "gram":
+            return taps.gram_norms(self._walk())
+        size = self.grads[0, 0].numel() * self.weight[0].numel() * self.inputs.element_size()
+        chunks = row_chunks(len(self.inputs), size, COPY_BYTES)
+        parts = [replace(self, inputs=self.inputs[rows], grads=self.grads[rows]) for rows in chunks]
+        return torch.cat([kernels.gram_norm(part.grads.flatten(2).mT.contiguous(), part._patches()) for part in parts], 1)
 
     def _patches(self) -> Tensor:
         """[batch, positions, channels * kernel] inputs of every position of a two-dimensional convolution."""
@@ -141,8 +172,24 @@ class Convolution:
         return views.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        grads = scaled_wide(self.grads, weights.repeat_interleave(self.images) if self.images > 1 else weights)
-        return weight_gradient(wide(self.inputs), grads, wide(self.weight), self.geometry)
+        if self._walks and (WIDE_SUMS_BY_KERNEL or self.dtype != torch.float32):
+            return taps.weighted_sum(self._walk(), weights)
+        each = weights.repeat_interleave(self.images) if self.images > 1 else weights
+        weight, total = wide(self.weight), None
+        for rows in self._copies():
+            grads = scaled_wide(self.grads[rows], each[rows])
+            part = weight_gradient(wide(self.inputs[rows]), grads, weight, self.geometry)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
+
+    def _copies(self) -> list[slice]:
+        """Runs of images whose scaled and widened copies may exist at one time."""
+        many = len(self.inputs)
+        if not self.grads.is_cuda:
+            return [slice(0, many)]
+        widened = 0 if self.inputs.dtype in (torch.float32, torch.float64) else self.inputs[0].numel()
+        return row_chunks(many, 4 * (widened + self.grads[0].numel()), COPY_BYTES)
 
     def per_example(self, rows: slice) -> Tensor:
         rows = slice(rows.start * self.images, rows.stop * self.images)

@@ -16,9 +16,10 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
 
-from dpfy.gradients import kernels
+from dpfy.gradients import convolution, kernels, taps
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.convolution import Convolution, Geometry
 from dpfy.gradients.loop import LoopEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,6 +95,107 @@ def test_conv_norm(
     a, g = a.contiguous(memory_format=memory), g.contiguous(memory_format=memory)
     found = kernels.conv_norm(a, g, layer.weight, stride, padding, dilation)
     close(found.sum(0), torch.stack(expected))
+
+
+WALKS = {
+    "3x3": (20, 16, (3, 3), (1, 1), (1, 1), (1, 1), (7, 5)),
+    "stride": (4, 20, (3, 2), (2, 1), (0, 1), (1, 2), (9, 8)),
+    "dilation": (16, 17, (2, 3), (1, 2), (2, 1), (2, 1), (5, 11)),
+    "one tap": (20, 16, (1, 1), (1, 1), (0, 0), (1, 1), (8, 8)),
+    "one tap, stride": (17, 5, (1, 1), (2, 2), (0, 0), (1, 1), (9, 7)),
+    "one tap, padding": (3, 5, (1, 1), (2, 1), (1, 1), (1, 1), (6, 5)),
+    "5x5": (3, 1, (5, 5), (1, 1), (2, 2), (1, 1), (9, 8)),
+    "positions left over": (2, 3, (3, 3), (2, 2), (0, 0), (1, 1), (10, 8)),
+}
+"""channels, outs, kernel, stride, padding, dilation, size"""
+
+TILINGS = [
+    taps.Tiling(16, 16, 16, 4, 2, "given", True),
+    taps.Tiling(16, 32, 64, 4, 2, "given", False),
+    taps.Tiling(32, 16, 16, 4, 2, "channels last", False),
+    taps.Tiling(32, 32, 32, 4, 2, "channels last", True),
+    taps.Tiling(16, 16, 32, 4, 2, "channels first", False),
+]
+
+
+def walk_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dtype) -> tuple[taps.Walk, Tensor]:
+    """A convolution and the weight gradients of its examples in float64."""
+    channels, outs, kernel, stride, padding, dilation, size = WALKS[name]
+    layer = nn.Conv2d(channels, outs, kernel, stride, padding, dilation, bias=False, device=DEVICE).double()
+    a = draw(batch, channels, *size, dtype=dtype)
+    g = torch.randn_like(layer(a.double())).to(dtype)
+    each = [torch.autograd.grad(layer(a[i : i + 1].double()), layer.weight, g[i : i + 1].double())[0] for i in range(batch)]
+    a, g = a.contiguous(memory_format=memory), g.contiguous(memory_format=memory)
+    return taps.Walk(a, g, kernel, stride, padding, dilation), torch.stack(each)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16 if DEVICE == "cuda" else torch.float16])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", WALKS)
+def test_products_of_convolutions(
+    name: str, memory: torch.memory_format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk, each = walk_of(name, 3, memory, dtype)
+    weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
+    for i, how in enumerate(TILINGS):
+        monkeypatch.setattr(taps, "STAGE_BYTES", 2**24 if i % 2 else 1)  # all examples at once, or one at a time
+        monkeypatch.setattr(taps, "PARTIAL_BYTES", 2**24 if i > 1 else 1)
+        close(taps.norms(walk, how).sum(0), each.flatten(1).square().sum(1))
+        total = taps.weighted_sum(walk, weights, how)
+        assert total.dtype == torch.float32
+        assert total.is_contiguous()
+        close(total, torch.tensordot(weights.double(), each, 1))
+    close(taps.norms(walk).sum(0), each.flatten(1).square().sum(1))
+    close(taps.weighted_sum(walk, weights), torch.tensordot(weights.double(), each, 1))
+    for order in ("given", "channels last", ""):
+        if walk.length <= 64:
+            close(taps.gram_norms(walk, order)[0], each.flatten(1).square().sum(1))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("how", TILINGS, ids=str)
+def test_examples_without_weight_add_nothing(how: taps.Tiling, bad: float) -> None:
+    """Bit for bit: the sum is that of the other examples, wherever the silenced one stands and whatever it holds."""
+    walk, _ = walk_of("3x3", 4, torch.contiguous_format, torch.float32)
+    weights = torch.tensor([0.0, 0.3, 0.0, 2.0], device=DEVICE)
+    expected = taps.weighted_sum(walk, weights, how)
+    for i in (0, 2):
+        walk.grads[i] = bad
+        walk.inputs[i, :, 3:] = -bad
+    assert torch.equal(taps.weighted_sum(walk, weights, how), expected)
+    found = taps.norms(walk, how).sum(0)
+    assert found.isfinite().tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_sum_repeats_bit_for_bit_and_its_norm_is_the_measured_one(batch: int) -> None:
+    """The norms and the sum come from the same products: what is clipped is what was measured."""
+    walk, _ = walk_of("stride", batch, torch.contiguous_format, torch.float32)
+    for how in TILINGS:
+        norms = taps.norms(walk, how).sum(0)
+        for i in range(batch):
+            alone = torch.zeros(batch, device=DEVICE)
+            alone[i] = 1.0
+            total = taps.weighted_sum(walk, alone, how)
+            assert torch.equal(total, taps.weighted_sum(walk, alone, how))
+            assert abs(float(total.double().square().sum() / norms[i].double()) - 1.0) < 2e-6
+
+
+@pytest.mark.parametrize("wide_sums", [False, True])
+@pytest.mark.parametrize("name", WALKS)
+def test_convolution_by_every_route(name: str, wide_sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk, each = walk_of(name, 3, torch.contiguous_format, torch.float32)
+    weight = torch.zeros(each.shape[1:], device=DEVICE)
+    geometry = Geometry(walk.stride, walk.padding, walk.dilation, 1)
+    part = Convolution(walk.inputs, walk.grads, weight, geometry)
+    weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
+    monkeypatch.setattr(convolution, "WIDE_SUMS_BY_KERNEL", wide_sums)
+    monkeypatch.setattr(convolution, "COPY_BYTES", 1)
+    norms = each.flatten(1).square().sum(1)
+    close(part.measured()[0].sum(0), norms)
+    for route in ("products", "patches", *(["gram"] if walk.length <= 64 else [])):
+        close(part.squared_norms(route).sum(0), norms)
+    close(part.weighted_sum(weights), torch.tensordot(weights.double(), each, 1))
 
 
 def test_pair_sums() -> None:
