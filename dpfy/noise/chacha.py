@@ -76,7 +76,7 @@ def add_(
         _add[(at.tiles * (LANES // WIDTH),)](
             at.table, at.count, *_words(keys[0]), single_up(1 / single(r.first)), single_up(scale * r.gain), divisor,
             again, len(r.again), weights, rows, at.length, len(r.weights), r.keep,
-            HALVINGS=at.count.bit_length(), LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS,
+            HALVINGS=at.count.bit_length(), LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)),
             AGAIN=bool(r.again), RING=bool(r.weights) and not r.decay, BUFFERS=len(r.decay), num_warps=WIDTH // 32,
         )  # fmt: skip
 
@@ -86,6 +86,11 @@ def _queue() -> int:
     if torch.cuda.is_current_stream_capturing():
         raise Unsupported("noise inside a CUDA graph, where every replay would add the same", "release outside of the graph")
     return torch.cuda.current_stream().cuda_stream
+
+
+def _pieces(buffers: int) -> int:
+    """In how many pieces a program works: with all of its buffers in registers at once, too few programs would be under way."""
+    return 1 if not buffers else 2 if buffers <= 3 else 4
 
 
 class _Places(NamedTuple):
@@ -239,7 +244,7 @@ if triton is not None:
         table, count, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, divisor,
         again, draws, weights, past, stride: tl.int64, rows, keep,
         HALVINGS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
-        AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
+        PIECES: tl.constexpr, AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
     ):  # fmt: skip
         """WIDTH lanes of one tile of one tensor.
 
@@ -256,8 +261,7 @@ if triton is not None:
         block = part * WIDTH + tl.arange(0, WIDTH)
         start = (tile - tl.load(table + 4 * low + 1)) * (16 * LANES)
         left = tl.load(table + 4 * low + 2) - start
-        place = (block % LANES).to(tl.int32)[:, None] + tl.arange(0, 16)[None, :] * LANES
-        target = tl.load(table + 4 * low).to(tl.pointer_type(tl.float32)) + start + place
+        target = tl.load(table + 4 * low).to(tl.pointer_type(tl.float32)) + start
         past += tl.load(table + 4 * low + 3) + start
         z = _draw(k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, ROUNDS)
         if AGAIN:
@@ -265,11 +269,18 @@ if triton is not None:
                 key = again + 4 * d
                 old = _draw(tl.load(key), tl.load(key + 1), tl.load(key + 2), tl.load(key + 3), block, ROUNDS)
                 z = _plus(z, tl.load(weights + d), old)
-        # As one matrix, column i for word i: each thread keeps its row, and memory is met in few, wide operations.
-        y = own * tl.reshape(_joined(_joined(_joined(_joined(z, 8), 4), 2), 1)[0], (WIDTH, 16))
         weights += draws
-        if left >= 16 * LANES:  # apart, because sixteen masks are more than there are registers for them
-            _finish(y, target, scale, divisor, weights, past + place, stride, rows, keep, None, RING, BUFFERS, False)
-        else:
-            inside = place < left.to(tl.int32)
-            _finish(y, target, scale, divisor, weights, past + place, stride, rows, keep, inside, RING, BUFFERS, True)
+        # As matrices, column c of piece k for word PIECES c + k: a thread keeps its row, and memory is met in few, wide operations.
+        pieces = _joined(_joined(z, 8), 4)
+        if PIECES <= 2:
+            pieces = _joined(pieces, 2)
+        if PIECES == 1:
+            pieces = _joined(pieces, 1)
+        for k in tl.static_range(PIECES):
+            y = own * tl.reshape(pieces[k], (WIDTH, 16 // PIECES))
+            place = (block % LANES).to(tl.int32)[:, None] + (PIECES * tl.arange(0, 16 // PIECES) + k)[None, :] * LANES
+            if left >= 16 * LANES:  # apart, because so many masks are more than there are registers for them
+                _finish(y, target + place, scale, divisor, weights, past + place, stride, rows, keep, None, RING, BUFFERS, False)
+            else:
+                inside = place < left.to(tl.int32)
+                _finish(y, target + place, scale, divisor, weights, past + place, stride, rows, keep, inside, RING, BUFFERS, True)

@@ -53,6 +53,7 @@ STRATEGIES = {
     "cancelling": cancelling(0.9),
     "blt": Blt((0.99, 0.9, 0.5), (0.156, 0.233, 0.141)),
     "blt, one buffer": Blt((0.9,), (0.3,)),
+    "blt, five buffers": Blt((0.99, 0.95, 0.9, 0.7, 0.5), (0.1, 0.1, 0.1, 0.1, 0.05)),
 }
 SHAPES = {"a": (5,), "none": (0, 3), "b": (41, 100), "scalar": ()}
 
