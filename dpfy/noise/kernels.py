@@ -18,9 +18,10 @@ except ImportError:  # the CPU build of PyTorch comes without it
 BLOCK = 1024
 
 
-def usable(noise: Tensor) -> bool:
-    """Whether the kernels can take this tensor; the plain formula gives the same numbers otherwise, slower."""
-    return triton is not None and noise.is_cuda and noise.dtype in (torch.float32, torch.float64) and noise.is_contiguous()
+def usable(noise: Tensor, past: Tensor) -> bool:
+    """Whether the kernel can take these tensors; the plain formula gives the same numbers otherwise, slower."""
+    whole = noise.dtype in (torch.float32, torch.float64) and noise.is_contiguous() and past.is_contiguous()
+    return triton is not None and noise.is_cuda and whole
 
 
 def plus_weighted(noise: Tensor, past: Tensor, weights: Sequence[float], keep: int | None) -> Tensor:

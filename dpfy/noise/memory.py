@@ -135,7 +135,7 @@ def plus_weighted(noise: Tensor, past: Tensor, weights: Sequence[float], keep: i
     if noise.is_cuda:
         from dpfy.noise import kernels
 
-        if kernels.usable(noise):
+        if kernels.usable(noise, past):
             return kernels.plus_weighted(noise, past, values, keep)
     vector = torch.tensor(values, dtype=noise.dtype, device=noise.device)
     total = torch.addmv(noise, past.t(), vector)
