@@ -7,6 +7,7 @@ that make products, for norms and for weighted sums, make the same ones. Nothing
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,10 +22,10 @@ try:
 except ImportError:  # a CPU-only installation
     triton = None
 
-STAGE_BYTES = 2**24
+STAGE_BYTES = 2**23
 """How much of a layer's input may exist a second time, padded and in another order."""
 
-PARTIAL_BYTES = 2**24
+PARTIAL_BYTES = 3 * 2**22
 """How much memory the partial sums of one weighted sum may take."""
 
 PROGRAMS = 264
@@ -46,24 +47,26 @@ class Tiling(NamedTuple):
 if triton is not None:
 
     @triton.jit
-    def _stage_kernel(
+    def _border_kernel(
         inputs, out, channels, height, width, rows, columns, pad_h, pad_w, in_n, in_c, in_h, in_w,
-        LAST: tl.constexpr, TILE_C: tl.constexpr, TILE_P: tl.constexpr,
+        LAST: tl.constexpr, FLAT: tl.constexpr, TILE_C: tl.constexpr, TILE_P: tl.constexpr,
     ):  # fmt: skip
-        """A copy of one example's input with zeros around it, rows * columns positions, channels last or first."""
+        """One example's input into the middle of rows * columns positions, channels last or first. FLAT: its rows are joined."""
         block, tile, example = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-        length = rows * columns
         position, c = block * TILE_P + tl.arange(0, TILE_P), tile * TILE_C + tl.arange(0, TILE_C)
-        ok, c_ok = position < length, c < channels
-        y, x = position // columns - pad_h, position % columns - pad_w
-        inside = ok & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-        where = c[:, None] * in_c + (y * in_h + x * in_w)[None, :]
-        a = tl.load(inputs + example * in_n + where, mask=c_ok[:, None] & inside[None, :], other=0.0)
-        if LAST:
-            to = c[:, None] + position[None, :] * channels
+        y, x = position // width, position % width
+        mask = (c < channels)[:, None] & (position < height * width)[None, :]
+        if FLAT:
+            where = position * in_w
         else:
-            to = c[:, None] * length + position[None, :]
-        tl.store(out + example * channels * length + to, a, mask=c_ok[:, None] & ok[None, :])
+            where = y * in_h + x * in_w
+        a = tl.load(inputs + example * in_n + c[:, None] * in_c + where[None, :], mask=mask, other=0.0)
+        place = (y + pad_h) * columns + x + pad_w
+        if LAST:
+            to = c[:, None] + place[None, :] * channels
+        else:
+            to = c[:, None] * (rows * columns) + place[None, :]
+        tl.store(out + example * channels * rows * columns + to, a, mask=mask)
 
     @triton.jit
     def _shifts(
@@ -100,9 +103,9 @@ if triton is not None:
             where = (position // out_width) * g_h + (position % out_width) * g_w
         return tl.load(base + (o[:, None] * g_c + where[None, :]), mask=o_ok[:, None] & ok[None, :], other=0.0)
 
-    @triton.jit(do_not_specialize=["again", "batch", "share"])
+    @triton.jit(do_not_specialize=["again", "batch", "share", "pitch"])
     def _product_kernel(
-        inputs, grads, weights, out, again, batch, share, width_total, channels, height, width, outs, length, out_width, kernel_w,
+        inputs, grads, weights, out, again, pitch, batch, share, width_total, channels, height, width, outs, length, out_width, kernel_w,
         stride_h, stride_w, pad_h, pad_w, dilate_h, dilate_w, in_n, in_c, in_h, in_w, g_n, g_c, g_h, g_w,
         SUM: tl.constexpr, CHECK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, NESTED: tl.constexpr,
         TILE_O: tl.constexpr, TILE_D: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -110,7 +113,7 @@ if triton is not None:
         """One tile of the weight gradients of `share` examples: their squared norms, [tiles, batch], or (SUM) their weighted sum.
 
         The sum is made of finished products, in float32: a weight is never rounded into a factor, and an example whose weight is 0
-        adds nothing, whatever it holds. `again`: add to what `out` holds.
+        adds nothing, whatever it holds. `again`: add to what `out` holds. `pitch`: from one tile's norms to the next one's.
         """
         tile, split = tl.program_id(0), tl.program_id(1)
         far = split.to(tl.int64) * 0  # distances between examples may need more than 32 bits
@@ -142,7 +145,7 @@ if triton is not None:
                     if weight != 0.0:
                         total += weight * product
                 else:
-                    tl.store(out + tile * batch + n, tl.sum(product * product))
+                    tl.store(out + tile * pitch + n, tl.sum(product * product))
         else:
             product = tl.zeros((TILE_O, TILE_D), dtype=tl.float32)
             for step in range(begin * steps, end * steps):
@@ -160,7 +163,7 @@ if triton is not None:
                         if weight != 0.0:
                             total += weight * product
                     else:
-                        tl.store(out + tile * batch + n, tl.sum(product * product))
+                        tl.store(out + tile * pitch + n, tl.sum(product * product))
                     product = tl.zeros((TILE_O, TILE_D), dtype=tl.float32)
         if SUM:
             at = out + (split.to(tl.int64) * outs + o[:, None]) * width_total + column[None, :]
@@ -229,41 +232,48 @@ class Walk:
             inputs, grads = _one_row(inputs), _one_row(grads)
         return replace(self, inputs=inputs, grads=grads, stride=(1, 1))
 
-    def part(self, rows: slice) -> Walk:
-        """The same for some of the examples."""
-        return replace(self, inputs=self.inputs[rows], grads=self.grads[rows])
-
-    def bordered(self, order: str) -> Walk:
-        """The same over a copy of the input with all the zeros around it that the kernel can reach."""
+    def bordered(self, copy: Tensor) -> Walk:
+        """The same over `copy`, from :meth:`room`: the input with all the zeros around it that the kernel can reach."""
         many, channels, height, width = self.inputs.shape
-        rows, columns = self._reach
+        rows, columns = copy.shape[2:]
+        copy, last = copy[:many], copy.stride(1) == 1
+        tile_c, tile_p = (64, 64) if channels > 32 else (32, 128)
+        _border_kernel[(triton.cdiv(height * width, tile_p), triton.cdiv(channels, tile_c), many)](
+            self.inputs, copy, channels, height, width, rows, columns, *self.padding, *self.inputs.stride(),
+            LAST=last, FLAT=_rows_follow(self.inputs), TILE_C=tile_c, TILE_P=tile_p, num_warps=4,
+        )  # fmt: skip
+        return replace(self, inputs=copy, padding=(0, 0))
+
+    def room(self, order: str, many: int) -> Tensor:
+        """Zeros for `many` examples, of which :meth:`bordered` writes only the middle."""
+        channels, (rows, columns) = self.inputs.shape[1], self._reach
         last = order == "channels last"
         shape = (many, rows, columns, channels) if last else (many, channels, rows, columns)
-        copy = torch.empty(shape, dtype=self.inputs.dtype, device=self.inputs.device)
-        tile_c, tile_p = (64, 64) if channels > 32 else (32, 128)
-        _stage_kernel[(triton.cdiv(rows * columns, tile_p), triton.cdiv(channels, tile_c), many)](
-            self.inputs, copy, channels, height, width, rows, columns, *self.padding, *self.inputs.stride(),
-            LAST=last, TILE_C=tile_c, TILE_P=tile_p, num_warps=4,
-        )  # fmt: skip
-        return replace(self, inputs=copy.permute(0, 3, 1, 2) if last else copy, padding=(0, 0))
+        zeros = torch.zeros(shape, dtype=self.inputs.dtype, device=self.inputs.device)
+        return zeros.permute(0, 3, 1, 2) if last else zeros
 
     @property
     def _reach(self) -> tuple[int, int]:
-        """Rows and columns from the first to the last input that the kernel can reach."""
+        """Rows and columns of the input with the zeros before it and those after it that the kernel can reach."""
+        walked = zip(self.grads.shape[2:], self.stride, self.kernel, self.dilation, strict=True)
+        needed = [(count - 1) * stride + (taps - 1) * dilation + 1 for count, stride, taps, dilation in walked]
         rows, columns = (
-            (count - 1) * stride + (taps - 1) * dilation + 1
-            for count, stride, taps, dilation in zip(self.grads.shape[2:], self.stride, self.kernel, self.dilation, strict=True)
+            max(need, size + pad) for need, size, pad in zip(needed, self.inputs.shape[2:], self.padding, strict=True)
         )
         return rows, columns
 
-    def chunks(self, order: str) -> list[slice]:
-        """Runs of examples, about equally many, whose copies fit into ``STAGE_BYTES``."""
+    def parts(self, order: str) -> Iterator[tuple[slice, Walk]]:
+        """The same for runs of examples whose copies in `order` fit into ``STAGE_BYTES``, the first run the longest."""
         batch, (rows, columns) = len(self.inputs), self._reach
-        if order == "given":
-            return [slice(0, batch)]
-        many = triton.cdiv(batch * self.inputs.shape[1] * rows * columns * self.inputs.element_size(), STAGE_BYTES)
-        size = triton.cdiv(batch, min(many, batch))
-        return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+        size = batch
+        if order != "given":
+            bytes_each = self.inputs.shape[1] * rows * columns * self.inputs.element_size()
+            size = triton.cdiv(batch, min(triton.cdiv(batch * bytes_each, STAGE_BYTES), batch))
+        room = None if order == "given" else self.room(order, size)
+        for start in range(0, batch, size):
+            run = slice(start, min(start + size, batch))
+            part = replace(self, inputs=self.inputs[run], grads=self.grads[run])
+            yield run, part if room is None else part.bordered(room)
 
     def arguments(self) -> tuple[int, ...]:
         """What every kernel is told about the shapes."""
@@ -296,14 +306,10 @@ def _launch(walk: Walk, weights: Tensor, out: Tensor, again: bool, share: int, h
     tiles = triton.cdiv(walk.grads.shape[1], how.outs) * triton.cdiv(walk.columns, how.columns)
     batch = len(walk.inputs)
     _product_kernel[(tiles, triton.cdiv(batch, share))](
-        walk.inputs, walk.grads, weights, out, int(again), batch, share, *walk.arguments(), **walk.choices(how.columns),
+        walk.inputs, walk.grads, weights, out, int(again), out.stride(0), batch, share, *walk.arguments(), **walk.choices(how.columns),
         SUM=total, NESTED=how.nested, TILE_O=how.outs, TILE_D=how.columns, DEPTH=how.depth,
         num_warps=how.warps, num_stages=how.stages,
     )  # fmt: skip
-
-
-def _ordered(walk: Walk, order: str) -> Walk:
-    return walk if order == "given" else walk.bordered(order)
 
 
 def norms(walk: Walk, how: Tiling | None = None) -> Tensor:
@@ -311,14 +317,11 @@ def norms(walk: Walk, how: Tiling | None = None) -> Tensor:
     walk = walk.simple()
     how = how or tiling(walk)
     tiles = triton.cdiv(walk.grads.shape[1], how.outs) * triton.cdiv(walk.columns, how.columns)
-    parts = []
-    for rows in walk.chunks(how.order):
-        part = _ordered(walk.part(rows), how.order)
-        batch = len(part.inputs)
-        share = 1 if how.nested else max(1, min(8, batch * tiles // (4 * PROGRAMS)))
-        parts.append(torch.empty(tiles, batch, dtype=torch.float32, device=part.inputs.device))
-        _launch(part, parts[-1], parts[-1], False, share, how, False)
-    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    out = torch.empty(tiles, len(walk.inputs), dtype=torch.float32, device=walk.inputs.device)
+    for rows, part in walk.parts(how.order):
+        share = 1 if how.nested else max(1, min(8, len(part.inputs) * tiles // (2 * PROGRAMS)))
+        _launch(part, out, out[:, rows], False, share, how, False)
+    return out
 
 
 def gram_norms(walk: Walk, order: str = "") -> Tensor:
@@ -328,8 +331,7 @@ def gram_norms(walk: Walk, order: str = "") -> Tensor:
     out = torch.empty(1, len(walk.inputs), dtype=torch.float32, device=walk.inputs.device)
     tile = max(16, triton.next_power_of_2(walk.length))
     depth = 64 if walk.grads.element_size() < 4 else 32
-    for rows in walk.chunks(order):
-        part = _ordered(walk.part(rows), order)
+    for rows, part in walk.parts(order):
         _patch_gram_kernel[(len(part.inputs),)](
             part.inputs, part.grads, out[0, rows], *part.arguments(), **part.choices(depth),
             TILE=tile, DEPTH=depth, num_warps=4, num_stages=4,
@@ -346,16 +348,17 @@ def weighted_sum(walk: Walk, weights: Tensor, how: Tiling | None = None) -> Tens
     walk = walk.simple()
     how = how or tiling(walk)
     outs, columns = walk.grads.shape[1], walk.columns
-    chunks = walk.chunks(how.order)
-    size = chunks[0].stop
     tiles = triton.cdiv(outs, how.outs) * triton.cdiv(columns, how.columns)
-    splits = max(1, min(PROGRAMS // tiles, PARTIAL_BYTES // (4 * outs * columns), size))
-    share = triton.cdiv(size, splits)
-    parts = torch.empty(triton.cdiv(size, share), outs, columns, dtype=torch.float32, device=walk.inputs.device)
-    for rows in chunks:
-        _launch(_ordered(walk.part(rows), how.order), weights[rows], parts, rows.start > 0, share, how, True)
-    out = torch.empty(outs, channels, kh, kw, dtype=torch.float32, device=parts.device)
-    return torch.sum(parts.view(-1, outs, kh, kw, channels).permute(0, 1, 4, 2, 3), 0, out=out)
+    most = max(1, min(PROGRAMS // tiles, PARTIAL_BYTES // (4 * outs * columns)))
+    partial, share = weights.new_empty(0), 0
+    for rows, part in walk.parts(how.order):
+        if not rows.start:
+            share = triton.cdiv(rows.stop, min(most, rows.stop))
+            shape = (triton.cdiv(rows.stop, share), outs, columns)
+            partial = torch.empty(shape, dtype=torch.float32, device=walk.inputs.device)
+        _launch(part, weights[rows], partial, rows.start > 0, share, how, True)
+    out = torch.empty(outs, channels, kh, kw, dtype=torch.float32, device=partial.device)
+    return torch.sum(partial.view(-1, outs, kh, kw, channels).permute(0, 1, 4, 2, 3), 0, out=out)
 
 
 def tiling(walk: Walk) -> Tiling:
