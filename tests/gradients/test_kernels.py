@@ -23,6 +23,7 @@ from dpfy.gradients.convolution import Convolution, Geometry
 from dpfy.gradients.loop import LoopEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NARROW = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 FLOATS = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
 
 
@@ -129,8 +130,7 @@ def walk_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dty
     return taps.Walk(a, g, kernel, stride, padding, dilation), torch.stack(each)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16 if DEVICE == "cuda" else torch.float16])
-@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("memory", "dtype"), [(torch.contiguous_format, torch.float32), (torch.channels_last, NARROW)])
 @pytest.mark.parametrize("name", WALKS)
 def test_products_of_convolutions(
     name: str, memory: torch.memory_format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
