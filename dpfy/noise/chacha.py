@@ -71,12 +71,12 @@ def add_(
         queue = _queue() if device.type == "cuda" else 0
         at = _places(addresses, sizes, device, queue)
         weights = _weights(r.again, r.weights, r.decay, device, queue)
-        again = _sent([word for key in keys[1:] for word in _words(key)], torch.int64, device) if r.again else at.table
+        again = _sent(torch.tensor([word for key in keys[1:] for word in _words(key)]), device) if r.again else at.table
         rows = at.table if past is None else past
         _add[(at.tiles * (LANES // WIDTH),)](
-            at.table, at.count, *_words(keys[0]), single_up(1 / single(r.first)), single_up(scale * r.gain), divisor,
+            at.table, at.owners, *_words(keys[0]), single_up(1 / single(r.first)), single_up(scale * r.gain), divisor,
             again, len(r.again), weights, rows, at.length, len(r.weights), r.keep,
-            HALVINGS=at.count.bit_length(), LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)),
+            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)),
             AGAIN=bool(r.again), RING=bool(r.weights) and not r.decay, BUFFERS=len(r.decay), num_warps=WIDTH // 32,
         )  # fmt: skip
 
@@ -94,10 +94,10 @@ def _pieces(buffers: int) -> int:
 
 
 class _Places(NamedTuple):
-    """Where the tensors lie: `table` has (address, first tile, size, place in a row of the past) of each, on the device."""
+    """Where the tensors lie: (address, first tile, size, place in a row of the past) of each, and whose each tile is, on the device."""
 
     table: Tensor
-    count: int
+    owners: Tensor
     tiles: int
     length: int
 
@@ -105,23 +105,28 @@ class _Places(NamedTuple):
 @lru_cache(maxsize=64)
 def _places(addresses: tuple[int, ...], sizes: tuple[int, ...], device: torch.device, queue: int) -> _Places:
     """Kept, because addresses repeat from step to step in training: then nothing is sent. A table belongs to the queue it was sent on."""
-    firsts = list(accumulate((-(-size // TILE) for size in sizes), initial=0))
-    offsets = list(accumulate(sizes, initial=0))
-    rows = zip([*addresses, 0], firsts, [*sizes, 0], offsets, strict=True)
-    table = _sent([number for row in rows for number in row], torch.int64, device)
-    return _Places(table, len(sizes), firsts[-1], offsets[-1])
+    firsts, offsets = accumulate((-(-size // TILE) for size in sizes), initial=0), accumulate(sizes, initial=0)
+    rows = zip(addresses, firsts, sizes, offsets, strict=False)
+    table = _sent(torch.tensor([number for row in rows for number in row]), device)
+    owners = _owners(sizes, device, queue)
+    return _Places(table, owners, len(owners), sum(sizes))
+
+
+@lru_cache(maxsize=16)
+def _owners(sizes: tuple[int, ...], device: torch.device, queue: int) -> Tensor:
+    tiles = torch.tensor([-(-size // TILE) for size in sizes])
+    return _sent(torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), tiles), device)
 
 
 @lru_cache(maxsize=1024)
 def _weights(
     again: tuple[float, ...], weights: tuple[float, ...], decay: tuple[float, ...], device: torch.device, queue: int
 ) -> Tensor:
-    return _sent([single(w) for w in (*again, *weights, *decay)] or [0.0], torch.float32, device)
+    return _sent(torch.tensor([single(w) for w in (*again, *weights, *decay)] or [0.0], dtype=torch.float32), device)
 
 
-def _sent(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _sent(here: Tensor, device: torch.device) -> Tensor:
     """On the device, without waiting for it."""
-    here = torch.tensor(values, dtype=dtype)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
@@ -239,11 +244,11 @@ if triton is not None:
             tl.store(past + j * stride, tl.load(weights + BUFFERS + j) * held[j] + y, mask=inside)
         tl.store(target, (total + scale * y) / divisor, mask=inside)
 
-    @triton.jit(do_not_specialize=["count", "k0", "k1", "k2", "k3", "draws", "stride", "rows", "keep"])
+    @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "draws", "stride", "rows", "keep"])
     def _add(
-        table, count, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, divisor,
+        table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, divisor,
         again, draws, weights, past, stride: tl.int64, rows, keep,
-        HALVINGS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
+        LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
         PIECES: tl.constexpr, AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
     ):  # fmt: skip
         """WIDTH lanes of one tile of one tensor.
@@ -252,17 +257,12 @@ if triton is not None:
         """
         part = tl.program_id(0).to(tl.int64)
         tile = part // (LANES // WIDTH)
-        low, high = 0, count  # the tensor whose tiles begin at or before this one
-        for _ in tl.static_range(HALVINGS + 1):
-            middle = (low + high) // 2
-            before = tl.load(table + 4 * middle + 1) <= tile
-            low = tl.where(before, middle, low)
-            high = tl.where(before, high, middle)
+        mine = table + 4 * tl.load(owners + tile)
         block = part * WIDTH + tl.arange(0, WIDTH)
-        start = (tile - tl.load(table + 4 * low + 1)) * (16 * LANES)
-        left = tl.load(table + 4 * low + 2) - start
-        target = tl.load(table + 4 * low).to(tl.pointer_type(tl.float32)) + start
-        past += tl.load(table + 4 * low + 3) + start
+        start = (tile - tl.load(mine + 1)) * (16 * LANES)
+        left = tl.load(mine + 2) - start
+        target = tl.load(mine).to(tl.pointer_type(tl.float32)) + start
+        past += tl.load(mine + 3) + start
         z = _draw(k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, ROUNDS)
         if AGAIN:
             for d in range(draws):
