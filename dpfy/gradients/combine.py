@@ -12,8 +12,9 @@ from torch import Tensor
 from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, kept
+from dpfy.gradients.convolution import Convolution
 from dpfy.gradients.engine import cautious, count_of, group_rows, norm_dtype, silence
-from dpfy.gradients.shared import Measured
+from dpfy.gradients.shared import Measured, Shared
 
 JOIN_ELEMENTS = 2**22
 """Direct gradients up to this size are copied side by side; larger ones are worth their own pass."""
@@ -81,7 +82,7 @@ def weigh(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tenso
         rests.append((joined, dict(zip(large, [rest for _, rest in made], strict=True))))
     some = next(n for n in norms if n is not None)
     squared_norms = some if len(norms) == 1 else torch.cat([torch.zeros_like(some) if n is None else n for n in norms])
-    squared_norms = cautious(squared_norms, _narrowest(found, params))
+    squared_norms = cautious(squared_norms, _narrowest(found, params), any(_convolves(part) for part in found.values()))
     scale = silence(clip.scale(squared_norms), squared_norms, mask)
     sound = squared_norms.amax() < math.inf  # False for NaN too, in fewer operations than isfinite
     return Weighed(rests, scale, squared_norms, sound, clip, params)
@@ -253,6 +254,13 @@ def _blocks(found: dict[str, Contribution], members: list[str]) -> list[_Block]:
             launches.setdefault(id(block), (block, {}))[1][part.job.place * block.shape[1] + part.which] = name
     whole = [(block.flatten(0, 1), names) for block, names in launches.values() if len(names) == len(block) * block.shape[1]]
     return [_Block([names[i] for i in range(len(grads))], grads) for grads, names in whole]
+
+
+def _convolves(part: Contribution) -> bool:
+    """Whether the weighted sum of `part` is a convolution of the library's."""
+    if isinstance(part, Shared):
+        return any(_convolves(each) for each in part.parts)
+    return isinstance(part.rest if isinstance(part, Measured) else part, Convolution)
 
 
 def _narrowest(found: dict[str, Contribution], params: Mapping[str, Tensor]) -> torch.dtype:

@@ -95,11 +95,15 @@ NARROW_MARGIN = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
 """Extra inflation of norms for gradients that are scaled and summed in a narrow type: every such rounding may lengthen them."""
 
 
-def cautious(squared_norms: Tensor, dtype: torch.dtype) -> Tensor:
-    """Squared norms inflated by what arithmetic in `dtype` may still add to a contribution after its norm was taken."""
+def cautious(squared_norms: Tensor, dtype: torch.dtype, convolved: bool = False) -> Tensor:
+    """Squared norms inflated by what arithmetic in `dtype` may still add to a contribution after its norm was taken.
+
+    Products in float32 may run in TF32 on a GPU. For those of convolutions (`convolved`) there is a switch of its own, on by default.
+    """
     margin = NARROW_MARGIN.get(dtype, 0.0)
-    if dtype == torch.float32 and squared_norms.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-        margin = 2.0**-7
+    if dtype == torch.float32 and squared_norms.is_cuda:
+        tf32 = torch.backends.cuda.matmul.allow_tf32 or (convolved and torch.backends.cudnn.allow_tf32)
+        margin = 2.0**-7 if tf32 else 0.0
     return squared_norms * (1.0 + margin) ** 2 if margin else squared_norms
 
 
