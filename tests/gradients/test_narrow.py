@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.select import ENGINES
 
