@@ -39,9 +39,6 @@ COPY_BYTES = 2**24
 GRAM_POSITIONS = 64
 """On a GPU, Gram matrices of at most so many positions are made without writing patches out."""
 
-WIDE_SUMS_BY_KERNEL = False
-"""Whether weighted sums of float32 layers are made by the kernel that narrower layers use, or by the library's convolution."""
-
 
 @dataclass(frozen=True)
 class Geometry:
@@ -76,7 +73,8 @@ class Convolution:
     def measured(self) -> tuple[Tensor, Contribution]:
         batch = len(self.inputs) // self.images
         if self._walks:
-            return self.squared_norms(self._route()), self
+            walk = self._walk()
+            return (taps.gram_norms(walk) if self._few else taps.norms(walk)), self
         keep = batch * self.width <= KEEP_ELEMENTS and self.images * self.grads[0, 0].numel() >= KEPT_POSITIONS
         window = self._window()
         if window is not None:
@@ -142,37 +140,14 @@ class Convolution:
         (ph, pw), (dh, dw) = self.geometry.padding, self.geometry.dilation
         return taps.Walk(self.inputs, self.grads, (kh, kw), (sh, sw), (ph, pw), (dh, dw))
 
-    def _route(self) -> str:
-        """How to measure on a GPU: by the operations of a product, unless Gram matrices of few positions take fewer."""
+    @property
+    def _few(self) -> bool:
+        """Whether there are so few positions that their Gram matrices take fewer operations than a product."""
         outs, columns, positions = self.weight.shape[0], self.weight[0].numel(), self.grads[0, 0].numel()
-        few = positions <= GRAM_POSITIONS and positions * (outs + columns) <= outs * columns
-        return "gram" if few else "products"
-
-    def squared_norms(self, route: str) -> Tensor:
-        """[parts, batch] on a GPU: by "products" or "gram" matrices of what lies in memory, or by those of written "patches"."""
-        if route == "products":
-            return taps.norms(self._walk())
-        if route == "gram":
-            return taps.gram_norms(self._walk())
-        size = self.grads[0, 0].numel() * self.weight[0].numel() * self.inputs.element_size()
-        chunks = row_chunks(len(self.inputs), size, COPY_BYTES)
-        parts = [replace(self, inputs=self.inputs[rows], grads=self.grads[rows]) for rows in chunks]
-        return torch.cat([kernels.gram_norm(part.grads.flatten(2).mT.contiguous(), part._patches()) for part in parts], 1)
-
-    def _patches(self) -> Tensor:
-        """[batch, positions, channels * kernel] inputs of every position of a two-dimensional convolution."""
-        (ph, pw), (sh, sw), (dh, dw), (kh, kw) = (
-            self.geometry.padding,
-            self.geometry.stride,
-            self.geometry.dilation,
-            self.weight.shape[2:],
-        )
-        x = torch.nn.functional.pad(self.inputs, (pw, pw, ph, ph)) if ph or pw else self.inputs
-        views = x.unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)[..., ::dh, ::dw]
-        return views.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+        return positions <= GRAM_POSITIONS and positions * (outs + columns) <= outs * columns
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self._walks and (WIDE_SUMS_BY_KERNEL or self.dtype != torch.float32):
+        if self._walks and taps.reduced(self.grads):  # without tensor cores the library's convolution is faster
             return taps.weighted_sum(self._walk(), weights)
         each = weights.repeat_interleave(self.images) if self.images > 1 else weights
         weight, total = wide(self.weight), None

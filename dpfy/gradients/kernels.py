@@ -169,39 +169,6 @@ if triton is not None:
         tl.store(out + row, plain, mask=row_ok)
         tl.store(out + rows + row, product, mask=row_ok)
 
-    @triton.jit
-    def _conv_kernel(
-        inputs, grads, out, channels, height, width, outs, out_height, out_width, columns_total, kernel_h, kernel_w,
-        stride_h, stride_w, pad_h, pad_w, dilate_h, dilate_w, in_n, in_c, in_h, in_w, g_n, g_c, g_h, g_w,
-        TILE_O: tl.constexpr, TILE_D: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        """Squared norm of one tile of one example's weight gradient, the patches read in place."""
-        tile, example = tl.program_id(0), tl.program_id(1)
-        tiles_d = (columns_total + TILE_D - 1) // TILE_D
-        o = (tile // tiles_d) * TILE_O + tl.arange(0, TILE_O)
-        col = (tile % tiles_d) * TILE_D + tl.arange(0, TILE_D)
-        o_ok, col_ok = o < outs, col < columns_total
-        c = col // (kernel_h * kernel_w)
-        kh = (col // kernel_w) % kernel_h
-        kw = col % kernel_w
-        length = out_height * out_width
-        base_a = inputs + example.to(tl.int64) * in_n
-        base_g = grads + example.to(tl.int64) * g_n
-        total = tl.zeros((TILE_O, TILE_D), dtype=tl.float32)
-        for start in range(0, length, DEPTH):
-            position = start + tl.arange(0, DEPTH)
-            ok = position < length
-            y, x = position // out_width, position % out_width
-            g = tl.load(
-                base_g + o[:, None] * g_c + y[None, :] * g_h + x[None, :] * g_w, mask=o_ok[:, None] & ok[None, :], other=0.0
-            )
-            ih = y[:, None] * stride_h - pad_h + kh[None, :] * dilate_h
-            iw = x[:, None] * stride_w - pad_w + kw[None, :] * dilate_w
-            inside = ok[:, None] & col_ok[None, :] & (ih >= 0) & (ih < height) & (iw >= 0) & (iw < width)
-            a = tl.load(base_a + c[None, :] * in_c + ih * in_h + iw * in_w, mask=inside, other=0.0)
-            total = tl.dot(g, a, total, input_precision=PRECISION)
-        tl.store(out + tile * tl.num_programs(1) + example, tl.sum(total * total))
-
 
 def _precision(t: Tensor) -> str:
     """TF32 only where the user allowed it for ordinary products."""
@@ -339,21 +306,3 @@ def pair_sums(grads: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     tile = max(1, 2048 // block)
     _pair_kernel[(triton.cdiv(rows, tile),)](grads, inputs, out, rows, space, TILE=tile, BLOCK=block, num_warps=4)
     return out[0], out[1]
-
-
-def conv_norm(inputs: Tensor, grads: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    """Squared norms of the weight gradients of a two-dimensional convolution without groups, [tiles, batch] partial sums."""
-    batch, channels, height, width = inputs.shape
-    _, outs, out_height, out_width = grads.shape
-    kernel_h, kernel_w = weight.shape[2:]
-    columns = channels * kernel_h * kernel_w
-    tile_o = 128 if outs >= 128 else max(16, triton.next_power_of_2(outs))
-    tile_d = 128 if columns >= 128 and tile_o <= 128 else max(16, triton.next_power_of_2(columns))
-    tiles = triton.cdiv(outs, tile_o) * triton.cdiv(columns, tile_d)
-    out = torch.empty(tiles, batch, dtype=torch.float32, device=inputs.device)
-    _conv_kernel[(tiles, batch)](
-        inputs, grads, out, channels, height, width, outs, out_height, out_width, columns, kernel_h, kernel_w,
-        *stride, *padding, *dilation, *inputs.stride(), *grads.stride(),
-        TILE_O=tile_o, TILE_D=tile_d, DEPTH=32, PRECISION=_precision(inputs), num_warps=8 if tile_o * tile_d > 8192 else 4,
-    )  # fmt: skip
-    return out

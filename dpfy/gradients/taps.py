@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dpfy.gradients.kernels import _precision
-
 try:
     import triton
     import triton.language as tl
@@ -30,6 +28,11 @@ PARTIAL_BYTES = 3 * 2**22
 
 PROGRAMS = 264
 """How many programs a GPU runs side by side, for cutting a sum: two on each of an H200's multiprocessors."""
+
+
+def reduced(t: Tensor) -> bool:
+    """Whether products of `t` run on tensor cores: in TF32 where the user allows that for convolutions."""
+    return t.dtype != torch.float32 or torch.backends.cudnn.allow_tf32
 
 
 class Tiling(NamedTuple):
@@ -286,7 +289,12 @@ class Walk:
         """What every kernel is compiled for, with `block` columns at a time."""
         flat = _rows_follow(self.grads)
         whole = self.inputs.shape[1] % block == 0
-        return {"CHECK": self.padding != (0, 0), "WHOLE": whole, "FLAT": flat, "PRECISION": _precision(self.grads)}
+        return {
+            "CHECK": self.padding != (0, 0),
+            "WHOLE": whole,
+            "FLAT": flat,
+            "PRECISION": "tf32" if reduced(self.grads) else "ieee",
+        }
 
 
 def _rows_follow(t: Tensor) -> bool:
@@ -324,10 +332,9 @@ def norms(walk: Walk, how: Tiling | None = None) -> Tensor:
     return out
 
 
-def gram_norms(walk: Walk, order: str = "") -> Tensor:
+def gram_norms(walk: Walk, order: str = "given") -> Tensor:
     """Squared norms of the weight gradients of a convolution of at most 64 positions, [1, batch], from Gram matrices."""
     walk = walk.simple()
-    order = order or ("given" if walk.inputs.stride(1) == 1 else "channels last")
     out = torch.empty(1, len(walk.inputs), dtype=torch.float32, device=walk.inputs.device)
     tile = max(16, triton.next_power_of_2(walk.length))
     depth = 64 if walk.grads.element_size() < 4 else 32
@@ -346,7 +353,7 @@ def weighted_sum(walk: Walk, weights: Tensor, how: Tiling | None = None) -> Tens
     """
     channels, (kh, kw), weights = walk.inputs.shape[1], walk.kernel, weights.contiguous()
     walk = walk.simple()
-    how = how or tiling(walk)
+    how = how or tiling_of_sum(walk)
     outs, columns = walk.grads.shape[1], walk.columns
     tiles = triton.cdiv(outs, how.outs) * triton.cdiv(columns, how.columns)
     most = max(1, min(PROGRAMS // tiles, PARTIAL_BYTES // (4 * outs * columns)))
@@ -362,7 +369,11 @@ def weighted_sum(walk: Walk, weights: Tensor, how: Tiling | None = None) -> Tens
 
 
 def tiling(walk: Walk) -> Tiling:
-    """How to cut the products of a layer (measured on an H200)."""
+    """How to cut the products of a layer for their norms.
+
+    Measured on an H200 with the convolutions of a WRN-16-4, launched as graphs: in bfloat16 a copy of the input with the channels
+    last, which makes all loads wide, is worth its time (64 channels, 32 x 32: 0.104 ms against 0.143 without, 0.32 with single loads).
+    """
     outs, channels = walk.grads.shape[1], walk.inputs.shape[1]
     narrow = walk.grads.element_size() < 4
     tile_o = min(128, max(16, triton.next_power_of_2(outs)))
@@ -371,3 +382,16 @@ def tiling(walk: Walk) -> Tiling:
     order = "channels last" if copied else "given"
     depth = 64 if narrow else 32
     return Tiling(tile_o, tile_d, depth, 8 if tile_o * tile_d > 8192 else 4, 3, order, walk.length > 4 * depth)
+
+
+def tiling_of_sum(walk: Walk) -> Tiling:
+    """The same for the weighted sum, which keeps a second tile of numbers: smaller tiles, of which more run side by side.
+
+    Measured as above: 128 channels, 16 x 16, bfloat16 0.134 ms against 0.164, float32 0.152 against 0.211. Few positions in bfloat16 are
+    better off with the copy.
+    """
+    how = tiling(walk)
+    narrow = walk.grads.element_size() < 4
+    if how.outs == 128 and how.columns == 128 and (walk.length >= 128 or not narrow):
+        return Tiling(128, 64, how.depth, 4, 3)
+    return how

@@ -58,7 +58,7 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
 
 def _noise_maker(device: torch.device) -> str:
     """What turns keys into noise: another one would give other noise to a step that is made again."""
-    return "keystream" if device.type == "cpu" else "kernel" if chacha.triton is not None else "generator"
+    return "keystream 2" if device.type == "cpu" else "kernel 2" if chacha.triton is not None else "generator"
 
 
 def restore_or_begin(training: PrivateTraining) -> None:
