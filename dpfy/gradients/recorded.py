@@ -43,7 +43,9 @@ SECTION_BYTES = 2**25
 SAME = 2
 """How many times in a row everything must lie where it lay before the work on it is recorded."""
 
-MOST_RECORDINGS = 8
+MOST_RECORDINGS = 24
+"""A few for each batch size: what the user still holds of the last step takes turns with what this one makes."""
+
 MOST_MISSES = 3
 MOST_WATCHED = 200
 """A loop whose tensors keep moving is not worth watching for ever."""

@@ -61,8 +61,22 @@ def add_(
     Guarantees: no two values of a draw use the same word of the keystream, but for the two of a pair, which share two words;
     u = (k + 1/2) / 2^32 for a whole number k of 32 bits, so that small u, which make the tail, keep their full precision; a pair has at
     most radius 6.77. Weights of the past are rounded toward zero, that of the step's own draw and the scale up. Sums and rows equal those
-    of the portable :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding.
+    of the portable :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding. The kernel has shown on this device that
+    it does what it says (:mod:`dpfy.noise.proof`).
     """
+    if tensors and tensors[0].is_cuda:
+        from dpfy.noise import proof
+
+        _queue()
+        r = recurrence
+        proof.require(tensors[0].device, bool(r.again), bool(r.weights) and not r.decay, len(r.decay))
+    launch(tensors, scale, keys, divisor, recurrence, past)
+
+
+def launch(
+    tensors: Sequence[Tensor], scale: float, keys: Sequence[bytes], divisor: float, recurrence: Recurrence, past: Tensor | None
+) -> None:
+    """What :func:`add_` does, without asking for proof."""
     addresses, sizes = tuple([t.data_ptr() for t in tensors]), tuple([t.numel() for t in tensors])
     if not any(sizes):
         return

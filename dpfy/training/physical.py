@@ -34,8 +34,8 @@ def snug(expected: float) -> int:
 
 
 def common(expected: float) -> int:
-    """A number of rows of which random batches of `expected` records are a few multiples: a thirty-second part, a power of two."""
-    return 1 << max(3, int(expected / 32).bit_length() - 1) if expected >= 8 else 1
+    """A number of rows of which random batches of `expected` records are a few multiples: about a sixteenth part, a power of two."""
+    return 1 << max(3, int(expected / 16).bit_length() - 1) if expected >= 8 else 1
 
 
 def _kept_bytes(model: nn.Module, records: Sequence[Tensor], rows: int, device: torch.device) -> int:

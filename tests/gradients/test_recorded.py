@@ -121,6 +121,7 @@ def walk(kind: str, clip: Clip, dtype: torch.dtype, record: bool, change: Callab
         each = losses(model, seed)[0]
         each = each if change is None else change(each, seed)
         sums.append({name: t.cpu() for name, t in engine.bounded_sum(each, clip, mask).value.items()})
+        del each, mask  # what is held while the next step runs would make every second step lie elsewhere
         moves = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for p in model.parameters():

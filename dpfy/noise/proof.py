@@ -1,0 +1,115 @@
+"""Before the noise kernel is trusted on a device it shows there that its noise is the right noise, against plain arithmetic.
+
+A compiler that gets a shift or a rounding wrong would leave training as it was and the guarantee void. So each form of the kernel is
+run once, on a few thousand values with fixed keys, before the first release that uses it; ChaCha, the transform and the recurrence are
+done again here, word by word in NumPy, in double precision.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpfy.core.errors import Unsupported
+from dpfy.noise import chacha
+from dpfy.noise.series import single, single_up
+from dpfy.noise.strategy import Recurrence
+
+SIZES = (5, chacha.TILE + 13, 3)
+SCALE, DIVISOR = 0.7, 3.0
+TOLERANCE = 2e-5
+"""What float32 rounding may do to values of this size."""
+
+WEIGHTS = (-0.61, 0.37, -0.23, 0.19, -0.11, 0.07, 0.05, -0.03)
+
+
+@lru_cache(maxsize=64)
+def require(device: torch.device, again: bool, ring: bool, buffers: int) -> None:
+    """Refuse to go on if the form of the kernel for such recurrences does not give the noise it should on `device`."""
+    recurrence = _example(again, ring, buffers)
+    if (gap := disagreement(device, recurrence)) > TOLERANCE:
+        what = f"the noise kernel on {device}: it is off by {gap:.1e} where at most {TOLERANCE:.0e} is rounding"
+        raise Unsupported(what, "train on a CPU, or with parameters in float64, and report this")
+
+
+def _example(again: bool, ring: bool, buffers: int) -> Recurrence:
+    """A recurrence for which the same kernel is compiled."""
+    if buffers:
+        decay = tuple(0.9 - 0.11 * (i % 7) for i in range(buffers))
+        return Recurrence(weights=tuple(WEIGHTS[i % 8] for i in range(buffers)), decay=decay, gain=1.3)
+    rows = WEIGHTS[:5] if ring else ()
+    return Recurrence(first=0.8, again=(-0.5, -0.3) if again else (), weights=rows, keep=2 if ring else 0, gain=1.3)
+
+
+def disagreement(device: torch.device, recurrence: Recurrence) -> float:
+    """The largest distance of the kernel's sums and rows from those worked out here."""
+    keys = [bytes((37 * i + 11 * j) % 256 for i in range(chacha.KEY_BYTES)) for j in range(1 + len(recurrence.again))]
+    draw = np.random.default_rng(1)
+    sums = [draw.standard_normal(n).astype(np.float32) for n in SIZES]
+    rows = draw.standard_normal((len(recurrence.weights), sum(SIZES))).astype(np.float32)
+    found = [torch.from_numpy(part.copy()).to(device) for part in sums]
+    past = torch.from_numpy(rows.copy()).to(device) if len(rows) else None
+    chacha.launch(found, SCALE, keys, DIVISOR, recurrence, past)
+    y = (_values(keys[0]) + sum(single(w) * _values(key) for w, key in zip(recurrence.again, keys[1:], strict=True))) / single(
+        recurrence.first
+    )
+    y = y + sum(single(w) * row.astype(np.float64) for w, row in zip(recurrence.weights, rows, strict=True))
+    total = (np.concatenate(sums) + single_up(SCALE * recurrence.gain) * y) / DIVISOR
+    gap = _gap(torch.cat(found), total)
+    if past is None:
+        return gap
+    after = rows.astype(np.float64)
+    if recurrence.decay:
+        after = after * np.array([[single(t)] for t in recurrence.decay]) + y
+    else:
+        after[recurrence.keep] = y
+    return max(gap, _gap(past, after))
+
+
+def _gap(found: Tensor, expected: NDArray[np.float64]) -> float:
+    """The largest distance; infinite where something is not a number."""
+    gap = np.abs(found.double().cpu().numpy() - expected)
+    return float(gap.max()) if np.isfinite(gap).all() else float("inf")
+
+
+def _values(key: bytes) -> NDArray[np.float64]:
+    """The standard Gaussian values of tensors of these SIZES."""
+    made, tile = [], 0
+    for size in SIZES:
+        tiles = -(-size // chacha.TILE)
+        blocks = np.arange(tile * chacha.LANES, (tile + tiles) * chacha.LANES, dtype=np.uint64)
+        pairs = _pairs(_words(blocks, key))  # [16, blocks]: value i of a block lies i times LANES after its first
+        made.append(pairs.reshape(16, tiles, chacha.LANES).transpose(1, 0, 2).reshape(-1)[:size])
+        tile += tiles
+    return np.concatenate(made)
+
+
+def _words(blocks: NDArray[np.uint64], key: bytes) -> NDArray[np.uint32]:
+    """The sixteen words of each block of the ChaCha keystream, as Bernstein (2008) defines it, with a nonce of zero."""
+    start = np.zeros((16, len(blocks)), dtype=np.uint32)
+    start[:4] = np.frombuffer(b"expand 32-byte k", dtype="<u4")[:, None]
+    start[4:12] = np.frombuffer(key, dtype="<u4")[:, None]
+    start[12], start[13] = (blocks & 0xFFFFFFFF).astype(np.uint32), (blocks >> np.uint64(32)).astype(np.uint32)
+    x = start.copy()
+    quarters = [(i, 4 + (i + shift) % 4, 8 + (i + 2 * shift) % 4, 12 + (i + 3 * shift) % 4) for shift in (0, 1) for i in range(4)]
+    for _ in range(chacha.ROUNDS // 2):
+        for a, b, c, d in quarters:
+            for first, second, third, by in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+                x[first] += x[second]
+                mixed = x[third] ^ x[first]
+                x[third] = (mixed << np.uint32(by)) | (mixed >> np.uint32(32 - by))
+    return x + start
+
+
+def _pairs(words: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Box and Muller's pairs from words 2 i and 2 i + 1: radius and angle, the angle as a quarter of the circle and a rest."""
+    radius = np.sqrt(np.maximum(0.0, -2.0 * np.log((words[0::2] + 0.5) / 2.0**32)))
+    quarter, rest = words[1::2] >> np.uint32(30), (words[1::2] << np.uint32(2)).view(np.int32) / 2.0**31 * np.pi / 4
+    angle = np.choose(quarter, [rest, np.pi / 2 - rest, np.pi + rest, -np.pi / 2 - rest])
+    made = np.empty(words.shape, dtype=np.float64)
+    made[0::2], made[1::2] = radius * np.cos(angle), radius * np.sin(angle)
+    return made

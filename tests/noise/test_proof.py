@@ -1,0 +1,98 @@
+"""The proof of the noise kernel: its own arithmetic is the definition's, the kernel passes it, and a kernel that is off does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from dpfy.core.errors import Unsupported
+from dpfy.core.random import Randomness
+from dpfy.noise import chacha, gaussian, memory, proof
+from dpfy.noise.strategy import Recurrence
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+needs_kernel = pytest.mark.skipif(
+    chacha.triton is None or not (CUDA or os.environ.get("TRITON_INTERPRET") == "1"),
+    reason="needs triton, and a CUDA device or TRITON_INTERPRET=1",
+)
+FORMS = [(False, False, 0), (True, False, 0), (False, True, 0), (False, False, 1), (False, False, 3), (False, False, 5)]
+
+
+def test_the_arithmetic_is_that_of_rfc_8439(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appendix A.1, vectors 1 and 2: twenty rounds, a key and a nonce of zeros, counters 0 and 1."""
+    monkeypatch.setattr(chacha, "ROUNDS", 20)
+    found = proof._words(np.arange(2, dtype=np.uint64), bytes(32))
+    assert found[:4, 0].tolist() == [0xADE0B876, 0x903DF1A0, 0xE56A5D40, 0x28BD8653]
+    assert found[:4, 1].tolist() == [0xBEE7079F, 0x7A385155, 0x7C97BA98, 0x0D082D73]
+
+
+def test_values_are_standard_normal() -> None:
+    values = proof._pairs(proof._words(np.arange(40_000, dtype=np.uint64), bytes(32))).reshape(-1)
+    assert abs(values.mean()) < 5 / len(values) ** 0.5
+    assert abs(values.var() - 1) < 5 * (2 / len(values)) ** 0.5
+    assert abs((values**4).mean() - 3) < 5 * (96 / len(values)) ** 0.5
+
+
+def portable(change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t) -> Callable[..., None]:
+    """Stands in for the kernel: the portable route on the draws of the proof; `change` spoils the draws."""
+
+    def launch(
+        tensors: list[torch.Tensor], scale: float, keys: list[bytes], divisor: float, r: Recurrence, past: torch.Tensor | None
+    ) -> None:
+        like = {str(i): t for i, t in enumerate(tensors)}
+        state = {} if past is None else {memory.PAST: past}
+
+        def draw(step: int) -> dict[str, torch.Tensor]:
+            flat = change(torch.from_numpy(proof._values(keys[-step])).float())
+            return memory.split(flat, like)
+
+        noise = memory.noise(r, 0, draw, state)
+        gaussian.add_and_divide_(tensors, list(noise.values()), scale, divisor)
+
+    return launch
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_portable_route_passes_and_small_mistakes_do_not(
+    form: tuple[bool, bool, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recurrence, cpu = proof._example(*form), torch.device("cpu")
+    monkeypatch.setattr(chacha, "launch", portable())
+    assert proof.disagreement(cpu, recurrence) < proof.TOLERANCE
+    spoils: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda t: t * 0.9999,
+        lambda t: t.roll(1),
+        lambda t: torch.where(torch.arange(len(t)) == 4100, torch.zeros(()), t),
+        lambda t: torch.where(torch.arange(len(t)) == 7, torch.tensor(float("nan")), t),
+    ]
+    for spoil in spoils:
+        monkeypatch.setattr(chacha, "launch", portable(spoil))
+        assert proof.disagreement(cpu, recurrence) > proof.TOLERANCE
+    proof.require.cache_clear()
+    with pytest.raises(Unsupported, match="the noise kernel on cpu"):
+        proof.require(cpu, *form)
+    proof.require.cache_clear()
+
+
+@needs_kernel
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_kernel_passes(form: tuple[bool, bool, int]) -> None:
+    assert proof.disagreement(DEVICE, proof._example(*form)) < proof.TOLERANCE
+    proof.require(DEVICE, *form)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_no_release_without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof.require.cache_clear()
+    monkeypatch.setattr(proof, "TOLERANCE", -1.0)
+    sums = {"w": torch.zeros(10, device="cuda")}
+    with pytest.raises(Unsupported, match="the noise kernel"):
+        gaussian.add_(sums, 1.0, Randomness.for_tests(0), "noise", 0)
+    assert not sums["w"].any()
+    proof.require.cache_clear()
