@@ -22,13 +22,14 @@ from torch.utils.hooks import RemovableHandle
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.combine import Flag, Room, Weighed, joins, weigh
+from dpfy.gradients.combine import Flag, Weighed, joins, weigh
 from dpfy.gradients.contribution import Contribution, Direct, Late, SumJob, run_jobs
 from dpfy.gradients.engine import Grads, checked, no_autocast, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
 from dpfy.gradients.recorded import Recorder
 from dpfy.gradients.replay import Replay
+from dpfy.gradients.room import Room
 from dpfy.gradients.shared import Measured, Shared
 from dpfy.gradients.stray import Apart, Cut, Graph, Place, find_cut, taken_apart
 from dpfy.gradients.tape import Report, Site, Tape, probe_weights, rows_first, settle

@@ -14,18 +14,11 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, kept
 from dpfy.gradients.convolution import Convolution
 from dpfy.gradients.engine import cautious, count_of, group_rows, norm_dtype, silence
+from dpfy.gradients.room import Room
 from dpfy.gradients.shared import Measured, Shared
 
 JOIN_ELEMENTS = 2**22
 """Direct gradients up to this size are copied side by side; larger ones are worth their own pass."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """Memory for the sums by name, and for what is needed on the way to them."""
-
-    places: Mapping[str, Tensor]
-    scratch: Tensor | None = None
 
 
 def scratch_bytes(parts: Iterable[Contribution]) -> int:

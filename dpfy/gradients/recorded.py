@@ -9,21 +9,22 @@ once, and repeated whenever every tensor lies where it lay.
 
 from __future__ import annotations
 
-import gc
+import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
-from dpfy.gradients import kernels
-from dpfy.gradients.clip import COUNT, Clip, QuantileClip
-from dpfy.gradients.combine import Flag, Room, scratch_bytes, weigh
+from dpfy.gradients import graphs
+from dpfy.gradients.clip import Clip, QuantileClip
+from dpfy.gradients.combine import Flag, Weighed, scratch_bytes, weigh
 from dpfy.gradients.contribution import Contribution
-from dpfy.gradients.engine import Grads, norm_dtype
+from dpfy.gradients.engine import Grads
+from dpfy.gradients.room import Layout, Room
 from dpfy.gradients.tape import Report, Site
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ MOST_MISSES = 3
 MOST_WATCHED = 200
 """A loop whose tensors keep moving is not worth watching for ever."""
 
+ROUNDING = 1e-3
+"""How far a recorded sum may be from the usual one, relative to its length and the bound: they differ by the order of additions."""
+
 PAYS = 8
 """How many times a recording must have been repeated, on average, before yet another one is made."""
 
@@ -59,7 +63,8 @@ class Recorder:
 
     Guarantees: a recording is repeated only if every tensor it reads is at its address, with its shape, strides and dtype, reported by
     the same layer in the same order with the same facts, for the same clip rule, batch size, parameters and numeric settings; in all
-    other cases the work is done as usual. A batch with a NaN or an infinity in it is never summed by a recording.
+    other cases the work is done as usual. The first sum of every recording is compared with that of the usual work. A batch with a NaN
+    or an infinity in it is never summed by a recording.
     """
 
     def __init__(self) -> None:
@@ -68,9 +73,8 @@ class Recorder:
         self._recordings: dict[Key, _Recording] = {}
         self._watched: dict[Key, tuple[list[Key], int]] = {}
         self._small: dict[Site, bool] = {}
-        self._layouts: dict[bool, _Layout] = {}
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
+        self._layouts: dict[Key, Layout] = {}
+        self.shelf = graphs.Shelf()
         self._idle = 0
         self.problem: Exception | None = None
 
@@ -80,12 +84,13 @@ class Recorder:
         engine.report(losses, take.receive)
         return take.finish()
 
-    def layout(self, engine: BookkeepingEngine, clip: Clip) -> _Layout:
+    def layout(self, engine: BookkeepingEngine, clip: Clip) -> Layout:
         """How sums lie in memory."""
-        counted = isinstance(clip, QuantileClip)
-        if counted not in self._layouts:
-            self._layouts[counted] = _Layout(engine.parameters, counted)
-        return self._layouts[counted]
+        params, counted = engine.parameters, isinstance(clip, QuantileClip)
+        key = (counted, *[p.dtype for p in params.values()], next(iter(params.values())).device)
+        if key not in self._layouts:
+            self._layouts[key] = Layout(params, counted)
+        return self._layouts[key]
 
     def waits(self, report: Report) -> int:
         """Bytes that are held only until the report was worked on."""
@@ -104,7 +109,7 @@ class Recorder:
         if times < SAME or self.made > MOST_RECORDINGS + self.repeated // PAYS:
             return None, None
         if not self._recordings:
-            self._pool = None  # the last one went with its recordings
+            self.shelf.clear()
         return None, expected
 
     def watch(self, keys: list[Key]) -> None:
@@ -121,7 +126,7 @@ class Recorder:
         """`recording` served a step."""
         recording.misses = self._idle = 0
         self.repeated += 1
-        _release_work()
+        graphs.release_work()
 
     def keep(self, recording: _Recording) -> None:
         """Take up a new recording; the one that was not used for longest makes room."""
@@ -143,53 +148,6 @@ class Recorder:
         self.on, self.problem = False, problem
         self._recordings.clear()
         self._watched.clear()
-
-    def apart(self) -> AbstractContextManager[None]:
-        """Take memory from a place of its own, as recordings do: where the model's tensors lie does not depend on who does the work."""
-        return _from_pool("work")
-
-    def beside(self) -> AbstractContextManager[None]:
-        """Take memory for what a recording keeps but does not allocate itself; again not from among the model's tensors."""
-        return _from_pool("kept")
-
-    @contextmanager
-    def recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Record what is launched inside. Nothing of it runs before the first replay."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        here, collecting = torch.cuda.current_stream(), gc.isenabled()
-        self._stream.wait_stream(here)
-        gc.disable()  # what a collection frees could be something that must not be freed during a capture
-        try:
-            with torch.cuda.stream(self._stream):
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    torch.zeros(1, device=here.device)  # a graph of nothing would be warned of
-                    yield
-                finally:
-                    graph.capture_end()
-        finally:
-            if collecting:
-                gc.enable()
-        here.wait_stream(self._stream)
-
-
-_POOLS: dict[tuple[str, int], torch.cuda.MemPool] = {}
-"""Memory by purpose and device, held here so that no garbage collection can end a pool: that is allowed only between allocations."""
-
-
-def _from_pool(purpose: str) -> AbstractContextManager[None]:
-    key = (purpose, torch.cuda.current_device())
-    if key not in _POOLS:
-        _POOLS[key] = torch.cuda.MemPool()
-    return torch.cuda.use_mem_pool(_POOLS[key])
-
-
-def _release_work() -> None:
-    """Give the memory of work that recordings do from now on back to the device."""
-    _POOLS.pop(("work", torch.cuda.current_device()), None)
 
 
 @dataclass(frozen=True)
@@ -214,56 +172,34 @@ class _Section:
     """The work on some reports. `own`: the contributions of a report where none of the reported tensors is needed any more."""
 
     key: Key
-    graph: torch.cuda.CUDAGraph
-    tables: kernels.Tables
+    graph: graphs.Graph
     own: Own
-
-
-class _Layout:
-    """How the sums of all parameters lie in one piece of memory for each dtype."""
-
-    def __init__(self, params: dict[str, nn.Parameter], counted: bool) -> None:
-        shapes = {name: (norm_dtype(p.dtype), p.shape) for name, p in params.items()}
-        if counted:
-            shapes[COUNT] = (next(iter(shapes.values()))[0], torch.Size(()))
-        self.device = next(iter(params.values())).device
-        self.order = list(shapes)
-        self.rows: list[tuple[torch.dtype, list[tuple[str, torch.Size]], list[int]]] = []
-        for dtype in dict.fromkeys(dtype for dtype, _ in shapes.values()):
-            mine = [(name, shape) for name, (own, shape) in shapes.items() if own == dtype]
-            self.rows.append((dtype, mine, [-8 * (-shape.numel() // 8) for _, shape in mine]))
-
-    def room(self, scratch: int) -> tuple[Room, Key]:
-        """Room from among the model's tensors, for it is handed out, and where it lies."""
-        places: Grads = {}
-        memory = [torch.empty(sum(sizes), dtype=dtype, device=self.device) for dtype, _, sizes in self.rows]
-        for flat, (_, mine, sizes) in zip(memory, self.rows, strict=True):
-            for (name, shape), piece in zip(mine, flat.split(sizes), strict=True):
-                places[name] = piece[: shape.numel()].view(shape)
-        more = torch.empty(scratch, dtype=torch.uint8, device=self.device)
-        where = (scratch, more.data_ptr(), *[flat.data_ptr() for flat in memory])
-        return Room(places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more), where
 
 
 class _Recording:
     """Graphs for all sections of a step, for the multipliers and for the sums. All tensors in it are overwritten at every use."""
 
-    def __init__(self, sections: list[_Section], end: Key, tables: kernels.Tables, mask: Tensor | None) -> None:
-        self.sections, self.end, self.tables, self.mask = sections, end, tables, mask
+    def __init__(self, sections: list[_Section], end: Key, mask: Tensor | None) -> None:
+        self.sections, self.end, self.mask = sections, end, mask
         self.scratch = int(end[0])  # type: ignore[call-overload]
-        self.weigh, self.sum = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self.flag: Flag | None = None
+        self._last: tuple[graphs.Graph, Flag, graphs.Graph] | None = None
+        self.trusted = False
         self.misses = 0
+
+    def end_with(self, weigh: graphs.Graph, sound: Tensor, add: graphs.Graph) -> None:
+        """The graphs for multipliers and sums, and the flag that is known between them."""
+        self._last = weigh, Flag(sound), add
 
     def replay(self, mask: Tensor | None) -> bool:
         """Multipliers and sums for what the sections left; False if some norm was not finite, and the sums are worthless."""
         if self.mask is not None and mask is not None:
             self.mask.copy_(mask)
-        self.weigh.replay()
-        assert self.flag is not None
-        self.flag.send()
-        self.sum.replay()
-        return self.flag.value()
+        assert self._last is not None
+        weigh, flag, add = self._last
+        weigh.replay()
+        flag.send()
+        add.replay()
+        return flag.value()
 
 
 class _Take:
@@ -306,7 +242,7 @@ class _Take:
             if place < len(self._expected) - 1 and self._expected[place] == key and self._record(key, reports):
                 return
             self._expected = None
-        with self._recorder.apart():
+        with graphs.apart():
             self._hold(self._work(reports), reports)
 
     def _hold(self, own: Own, reports: list[Report]) -> None:
@@ -325,21 +261,16 @@ class _Take:
 
     def _record(self, key: Key, reports: list[Report]) -> bool:
         """Record the work on `reports`, and do it. False if that cannot be."""
-        graph = torch.cuda.CUDAGraph()
-        with self._recorder.beside():
-            tables = kernels.Tables(reports[0].grad.device, 1 << 12)
         before = {name: list(uses) for name, uses in self._parts.items()}
         try:
-            with kernels.writing(tables), self._recorder.recording(graph):
-                own = self._work(reports)
-        except RuntimeError as problem:
+            graph, own = self._recorder.shelf.record(lambda: self._work(reports), reports[0].grad.device, 1 << 12)
+        except (RuntimeError, DpfyError) as problem:
             self._parts = before
             self._engine.drop()
             self._recorder.give_up(problem)
             return False
-        tables.send()
         graph.replay()
-        self._made.append(_Section(key, graph, tables, own))
+        self._made.append(_Section(key, graph, own))
         self._hold(own, reports)
         return True
 
@@ -353,7 +284,7 @@ class _Take:
     def _again(self) -> None:
         """The contributions of all reports so far."""
         self._parts = {}
-        with self._recorder.apart():
+        with graphs.apart():
             for own, reports in self._held:
                 for mine, report in zip(own, reports, strict=True):
                     if report is not None:
@@ -383,36 +314,46 @@ class _Take:
         if not self._recording.replay(self._request.mask):
             self._again()
             return self._as_usual(room)
+        if not self._recording.trusted and not self._agrees(room):
+            self._recorder.give_up(DpfyError("a recorded step gave another sum than the step it was recorded from"))
+            return self._as_usual(room)
+        self._recording.trusted = True
         self._recorder.repeat(self._recording)
         return Bounded(dict(room.places), self._request.clip.bound)
 
     def _recorded(self, room: Room, end: Key) -> _Recording | None:
         """The recording of this step; None if it cannot be made."""
-        mask, clip = self._request.mask, self._request.clip
-        with self._recorder.beside():
-            tables = kernels.Tables(self._request.losses.device)
-            made = _Recording(self._made, end, tables, None if mask is None else mask.clone())
+        mask, device, shelf = self._request.mask, self._request.losses.device, self._recorder.shelf
+        made = _Recording(self._made, end, None if mask is None else shelf.like(mask))
         try:
-            with kernels.writing(made.tables):
-                with self._recorder.recording(made.weigh):
-                    weighed = weigh(self._engine.joined(self._parts), clip, self._engine.parameters, made.mask)
-                with self._recorder.recording(made.sum):
-                    self._engine.summed(weighed, last=True, room=room)
-        except RuntimeError as problem:
+            first, weighed = shelf.record(lambda: self._weighed(made.mask), device, 1 << 17)
+            second, _ = shelf.record(lambda: self._engine.summed(weighed, last=True, room=room), device, 1 << 14)
+        except (RuntimeError, DpfyError) as problem:
             self._recorder.give_up(problem)
             self._again()
             return None
-        made.tables.send()
-        made.flag = Flag(weighed.sound)
+        made.end_with(first, weighed.sound, second)
         self._recorder.keep(made)
         return made
 
+    def _weighed(self, mask: Tensor | None) -> Weighed:
+        return weigh(self._engine.joined(self._parts), self._request.clip, self._engine.parameters, mask)
+
+    def _agrees(self, room: Room) -> bool:
+        """Whether the sums of a recording that was never used before are those of the usual work on the same reports."""
+        self._again()
+        with graphs.apart():
+            usual = self._engine.total(self._weighed(self._request.mask)).value
+            gaps = [torch.linalg.vector_norm(room.places[name] - sums) for name, sums in usual.items()]
+            sizes = [torch.linalg.vector_norm(sums) for sums in usual.values()]
+            gap, size = (float(torch.stack(each).double().norm()) for each in (gaps, sizes))
+        bound = self._request.clip.bound.l2
+        return gap <= ROUNDING * (size + (bound if math.isfinite(bound) else 0.0))
+
     def _as_usual(self, room: Room) -> Bounded[Grads]:
         """The sums without a recording, in the same memory as with one, so that one step leaves what the other would."""
-        parameters = self._engine.parameters
-        with self._recorder.apart():
-            weighed = weigh(self._engine.joined(self._parts), self._request.clip, parameters, self._request.mask)
-            return self._engine.total(weighed, room)
+        with graphs.apart():
+            return self._engine.total(self._weighed(self._request.mask), room)
 
 
 def _lies(report: Report) -> Key:

@@ -1,0 +1,260 @@
+"""When a recording serves and when it does not, without a GPU: graphs are stood in for by a list of operations that is run again.
+
+Reports come from a real model, but in memory that stays where it is, as a GPU's allocator would give it out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpfy.gradients import graphs, recorded
+from dpfy.gradients.bookkeeping import BookkeepingEngine
+from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
+from dpfy.gradients.recorded import SAME, Recorder
+from dpfy.gradients.room import Layout
+from dpfy.gradients.tape import Report
+
+
+class Model(nn.Module):
+    """Layers with several positions and with one, normalisation, a layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.twice, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 11)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh()) for _ in range(6)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(self.twice(torch.tanh(self.twice(x))).mean(1))
+
+
+class Operations(TorchDispatchMode):
+    """Runs operations and remembers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[Callable[..., Any], Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.made.append((func, args, kwargs or {}, made))
+        return made
+
+
+class FakeGraph:
+    """Runs remembered operations again, into the tensors that they made first."""
+
+    def __init__(self, operations: Operations, spoilt: bool) -> None:
+        self.operations, self.spoilt = operations, spoilt
+
+    def replay(self) -> None:
+        for func, args, kwargs, made in self.operations.made:
+            again = func(*args, **kwargs)
+            for old, new in zip(_flat(made), _flat(again), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+        last = _flat(self.operations.made[-1][3])[0]
+        if self.spoilt and last.is_floating_point():
+            last.mul_(1.1)
+
+
+def _flat(made: Any) -> list[Tensor]:
+    return [t for t in (made if isinstance(made, tuple | list) else [made]) if isinstance(t, Tensor)]
+
+
+class Stage:
+    """An engine whose reports always lie at the same places, in as many sets of places as asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spoilt = self.broken = False
+        torch.manual_seed(0)
+        self.model, self.engine = Model(), BookkeepingEngine()
+        self.engine.attach(self.model)
+        for seed in range(2):
+            self.usual(seed, FlatClip(1.0), None)
+        assert self.engine.steady
+        self.recorder = Recorder()
+        self.places: dict[object, list[Report]] = {}
+        self.rooms: dict[object, Any] = {}
+        monkeypatch.setattr(graphs, "apart", nullcontext)
+        monkeypatch.setattr(graphs, "release_work", lambda: None)
+        monkeypatch.setattr(self.recorder, "shelf", self)
+        monkeypatch.setattr(recorded._Request, "key", lambda request, engine: (request.clip, request.mask is None))
+        monkeypatch.setattr(Layout, "room", self.room)
+        self.where: object = None
+
+    def record(self, work: Callable[[], Any], device: torch.device, addresses: int) -> tuple[FakeGraph, Any]:
+        if self.broken:
+            raise RuntimeError("cannot be recorded")
+        with Operations() as operations:
+            made = work()
+        return FakeGraph(operations, self.spoilt), made
+
+    def clear(self) -> None:
+        pass
+
+    def like(self, t: Tensor) -> Tensor:
+        return torch.empty_like(t)
+
+    def room(self, scratch: int) -> Any:
+        layout = next(iter(self.recorder._layouts.values()))
+        key = (self.where, scratch, tuple(layout.order))
+        if key not in self.rooms:
+            places = {n: torch.empty(p.shape) for n, p in self.engine.parameters.items()}
+            places |= {name: torch.empty(()) for name in layout.order if name not in places}
+            more = torch.empty(scratch, dtype=torch.uint8)
+            self.rooms[key] = recorded.Room(places, more), (scratch, *[t.data_ptr() for t in places.values()])
+        return self.rooms[key]
+
+    def losses(self, seed: int, rows: int = 6, bad: float = 1.0) -> Tensor:
+        g = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(rows, 5, 4, generator=g), torch.randint(0, 11, (rows,), generator=g)
+        factors = torch.tensor([bad if i == 2 else 1.0 for i in range(rows)])
+        return F.cross_entropy(self.model(x), y, reduction="none") * factors
+
+    def usual(self, seed: int, clip: Clip, mask: Tensor | None, **how: Any) -> dict[str, Tensor]:
+        return {n: t.clone() for n, t in self.engine.bounded_sum(self.losses(seed, **how), clip, mask).value.items()}
+
+    def taken(self, seed: int, clip: Clip, mask: Tensor | None, where: object = 0, **how: Any) -> dict[str, Tensor]:
+        """The bounded sum by way of the recorder, with every report at its place in the set `where`."""
+        self.where = where
+        losses = self.losses(seed, **how)
+        reports: list[Report] = []
+        self.engine.report(losses, reports.append)
+        held = self.places.setdefault((where, len(losses)), [])
+        with torch.no_grad():
+            take = recorded._Take(self.recorder, self.engine, recorded._Request(clip, mask, losses))
+            for i, report in enumerate(reports):
+                if i == len(held):
+                    held.append(Report(report.site, report.grad.clone(), tuple(t.clone() for t in report.saved), report.explain))
+                for mine, new in zip((held[i].grad, *held[i].saved), (report.grad, *report.saved), strict=True):
+                    mine.copy_(new)
+                take.receive(held[i])
+            return {n: t.clone() for n, t in take.finish().value.items()}
+
+    def check(self, seed: int, clip: Clip = FlatClip(0.1), mask: Tensor | None = None, **how: Any) -> None:  # noqa: B008
+        """The taken sum is the usual one."""
+        found = self.taken(seed, clip, mask, **how)
+        how.pop("where", None)
+        for name, value in self.usual(seed, clip, mask, **how).items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(monkeypatch)
+
+
+@pytest.mark.parametrize("clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("section", [1, 4, 12, 100])
+def test_repeated_steps_give_the_usual_sums(stage: Stage, clip: Clip, section: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "SECTION", section)
+    for seed in range(SAME + 5):
+        stage.check(seed, clip)
+    assert (stage.recorder.made, stage.recorder.repeated) == (1, 5)
+    for seed in range(SAME + 5):
+        stage.check(seed, clip, torch.arange(6) % 2 == seed % 2)
+    assert (stage.recorder.made, stage.recorder.repeated) == (2, 10)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_example_is_left_out_whenever_it_comes(stage: Stage, bad: float) -> None:
+    for seed in range(16):
+        stage.check(seed, bad=bad if seed in (0, SAME, SAME + 3, 12) else 1.0)
+    assert stage.recorder.on
+    assert stage.recorder.repeated >= 9
+
+
+def test_tensors_that_move_are_noticed(stage: Stage) -> None:
+    for seed in range(40):
+        stage.check(seed, where=seed % 3)
+    assert (stage.recorder.made, stage.recorder.repeated) == (3, 40 - 3 * SAME)
+    for seed in range(6):
+        stage.check(seed, where=f"new {seed}")
+    assert stage.recorder.made == 3
+
+
+def test_a_part_that_moves_makes_the_rest_usual(stage: Stage) -> None:
+    """The first section lies where it lay, a later tensor does not: nothing of the recording may be taken for it."""
+    for seed in range(SAME + 2):
+        stage.check(seed)
+    held = stage.places[(0, 6)]
+    for place in (len(held) - 1, len(held) - 4, len(held) - 1):
+        report = held[place]
+        held[place] = Report(report.site, report.grad.clone(), report.saved, report.explain)
+        for seed in range(4):
+            stage.check(seed + place)
+    assert stage.recorder.on
+
+
+def test_other_batch_sizes_and_clips_have_recordings_of_their_own(stage: Stage) -> None:
+    for seed in range(24):
+        stage.check(seed, FlatClip(0.1 if seed % 2 else 2.0), rows=6 if seed % 4 < 2 else 9)
+    assert stage.recorder.made == 4
+
+
+def test_a_fact_that_changes_is_noticed(stage: Stage) -> None:
+    for seed in range(SAME + 2):
+        stage.check(seed)
+    before = stage.recorder.repeated
+    held = stage.places[(0, 6)]
+    held[3] = Report(held[3].site, held[3].grad, held[3].saved, held[3].explain, ("another",))
+    stage.check(9)
+    assert stage.recorder.repeated == before
+
+
+def test_a_recording_that_gives_another_sum_is_never_used(stage: Stage) -> None:
+    stage.spoilt = True
+    for seed in range(SAME + 3):
+        stage.check(seed)
+    assert not stage.recorder.on
+    assert stage.recorder.repeated == 0
+    assert "another sum" in str(stage.recorder.problem)
+
+
+def test_work_that_cannot_be_recorded_is_done_as_usual(stage: Stage) -> None:
+    for seed in range(SAME):
+        stage.check(seed)
+    stage.broken = True
+    for seed in range(3):
+        stage.check(seed)
+    assert not stage.recorder.on
+    assert "cannot be recorded" in str(stage.recorder.problem)
+
+
+def test_a_loop_that_never_repeats_is_not_watched_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MOST_WATCHED", 7)
+    for seed in range(7):
+        stage.check(seed, where=seed)
+    assert not stage.recorder.on
+    assert stage.recorder.problem is None
+
+
+def test_recordings_make_room_for_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MOST_RECORDINGS", 2)
+    for turn in range(8):
+        for seed in range(SAME + 3):
+            stage.check(seed, where=turn % 4)
+    assert len(stage.recorder._recordings) == 2
+    assert stage.recorder.repeated > 3
+
+
+def test_sums_that_go_elsewhere_are_noticed(stage: Stage) -> None:
+    for seed in range(SAME + 2):
+        stage.check(seed)
+    old = stage.rooms  # kept alive, so that the next room lies elsewhere
+    for seed in range(4):
+        stage.rooms = {}
+        stage.check(seed + 20)
+        old = old | {("turn", seed): stage.rooms}
+    assert stage.recorder.repeated == 2
