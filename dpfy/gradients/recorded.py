@@ -80,9 +80,10 @@ class Recorder:
 
     def bounded_sum(self, engine: BookkeepingEngine, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
         """What ``engine.bounded_sum`` gives, for an engine that is steady."""
-        take = _Take(self, engine, _Request(clip, mask, losses))
-        engine.report(losses, take.receive)
-        return take.finish()
+        with torch.cuda.device(losses.device):
+            take = _Take(self, engine, _Request(clip, mask, losses))
+            engine.report(losses, take.receive)
+            return take.finish()
 
     def layout(self, engine: BookkeepingEngine, clip: Clip) -> Layout:
         """How sums lie in memory."""

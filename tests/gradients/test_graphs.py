@@ -1,0 +1,112 @@
+"""The order of calls around a capture, with CUDA stood in for by a list of calls."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from dpfy.gradients import graphs, kernels
+
+
+class Calls(list[str]):
+    """Stands in for torch.cuda: remembers what was called."""
+
+    def stream(self, name: str) -> Any:
+        calls = self
+
+        class Stream:
+            device = torch.device("cpu")
+
+            def wait_stream(self, other: Any) -> None:
+                calls.append(f"{name} waits")
+
+        return Stream()
+
+    def graph(self) -> Any:
+        calls = self
+
+        class Graph:
+            def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+                calls.append(f"begin {pool}")
+
+            def capture_end(self) -> None:
+                calls.append("end")
+
+            def replay(self) -> None:
+                calls.append("replay")
+
+        return Graph()
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        self.append(f"enter {name}")
+        yield
+        self.append(f"leave {name}")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    made = Calls()
+    streams = {"here": made.stream("here")}
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams["here"])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: made.stream("side"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda s: made.inside("stream"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", made.graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"pool {sum('begin' in c for c in made)}")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "MemPool", object)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: made.inside("memory"))
+    monkeypatch.setattr(graphs, "_POOLS", {})
+    return made
+
+
+def test_work_is_captured_on_a_queue_of_its_own_without_garbage_collection(calls: Calls) -> None:
+    shelf = graphs.Shelf()
+
+    def work() -> str:
+        calls.append("work" if not gc.isenabled() else "work beside a collector")
+        assert kernels._tables is not None
+        return "made"
+
+    graph, made = shelf.record(work, torch.device("cpu"), 64)
+    assert made == "made"
+    assert gc.isenabled()
+    assert kernels._tables is None
+    assert calls == [
+        "enter memory", "leave memory", "side waits", "enter stream", "begin pool 0", "work", "end", "leave stream", "here waits",
+    ]  # fmt: skip
+    graph.replay()
+    assert calls[-1] == "replay"
+    shelf.record(work, torch.device("cpu"), 64)
+    assert "begin pool 1" not in calls
+    shelf.clear()
+    shelf.record(work, torch.device("cpu"), 64)
+    assert "begin pool 2" in calls
+
+
+def test_a_failure_ends_the_capture_and_leaves_nothing_behind(calls: Calls) -> None:
+    def work() -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        graphs.Shelf().record(work, torch.device("cpu"), 64)
+    assert "end" in calls
+    assert gc.isenabled()
+    assert kernels._tables is None
+
+
+def test_memory_of_work_is_held_until_it_is_released(calls: Calls) -> None:
+    with graphs.apart():
+        first = graphs._POOLS[("work", 0)]
+    with graphs.apart():
+        assert graphs._POOLS[("work", 0)] is first
+    graphs.release_work()
+    graphs.release_work()
+    assert not graphs._POOLS
+    assert graphs.Shelf().like(torch.ones(3)).shape == (3,)
+    assert list(graphs._POOLS) == [("kept", 0)]
