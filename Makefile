@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 RUN ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: setup train test test-all lint types bench clean
+.PHONY: setup train test test-all test-gpu lint types bench clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,9 @@ test: lint types
 
 test-all: lint types
 	$(BIN)/pytest -m "not gpu"
+
+test-gpu: setup
+	$(BIN)/pytest -m "not slow" tests/gradients tests/noise
 
 bench: setup
 	$(BIN)/python benchmarks/accounting.py
