@@ -109,13 +109,20 @@ def _put(value: Tensor, place: Tensor | None) -> Tensor:
     return value if place is None else place.copy_(value)
 
 
+def _fitted(total: Tensor, like: Tensor) -> Tensor:
+    """In the shape of `like`, in float32 or wider."""
+    dtype = norm_dtype(like.dtype)
+    total = total if total.dtype is dtype else total.to(dtype)
+    return total if total.shape == like.shape else total.view(like.shape)
+
+
 def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], room: Room, last: bool) -> dict[str, Tensor]:
     """Weighted sums of all groups, in the shapes of the parameters, in float32 or wider."""
     sums: dict[str, Tensor] = {}
     into = room.places
     for (joined, large), weights in zip(rests, scale.unbind(0), strict=True):
         dtypes = {name: part.dtype for name, part in large.items()}
-        narrow = {dtype: weights.to(dtype) for dtype in set(dtypes.values())}
+        narrow = {dtype: weights if weights.dtype is dtype else weights.to(dtype) for dtype in set(dtypes.values())}
         for block in joined:
             sums |= {name: _put(total, into.get(name)) for name, total in block.weighted_sum(weights, params).items()}
         for name in list(large):
@@ -123,8 +130,7 @@ def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], room: Roo
             if place is not None and isinstance(part, Outer):
                 sums[name] = part.sum_into(narrow[dtypes[name]], place, room.scratch)
                 continue
-            total = part.weighted_sum(narrow[dtypes[name]])
-            sums[name] = _put(total.to(norm_dtype(like.dtype)).view(like.shape), place)
+            sums[name] = _put(_fitted(part.weighted_sum(narrow[dtypes[name]]), like), place)
     return sums
 
 

@@ -89,7 +89,9 @@ def row_squares(t: Tensor) -> Tensor:
 
 def scaled(t: Tensor, weights: Tensor, scratch: Tensor | None = None) -> Tensor:
     """Rows of `t` times `weights`, in the dtype of `t`; in the memory of `scratch`, bytes, where that is given."""
-    factors = weights.to(t.dtype).view(-1, *[1] * (t.dim() - 1))
+    factors = weights if weights.dtype is t.dtype else weights.to(t.dtype)
+    if factors.dim() != t.dim():
+        factors = factors.view(-1, *[1] * (t.dim() - 1))
     return t * factors if scratch is None else torch.mul(t, factors, out=scratch[: t.nbytes].view(t.dtype).view(t.shape))
 
 
