@@ -114,7 +114,7 @@ class BookkeepingEngine:
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """See :class:`dpfy.gradients.engine.Engine`."""
-        if losses.is_cuda and len(losses) and self._recorder.on and self.steady:
+        if losses.is_cuda and losses.dim() == 1 and len(losses) and self._recorder.on and self.steady:
             mask = checked(losses, mask)
             with torch.no_grad(), no_autocast(losses.device.type):
                 return self._recorder.bounded_sum(self, losses, clip, mask)

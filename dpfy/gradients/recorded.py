@@ -318,6 +318,7 @@ class _Take:
         if not self._recording.trusted and not self._agrees(room):
             self._recorder.give_up(DpfyError("a recorded step gave another sum than the step it was recorded from"))
             return self._as_usual(room)
+        self._parts = {}  # what the comparison made lies in memory that is now given back
         self._recording.trusted = True
         self._recorder.repeat(self._recording)
         return Bounded(dict(room.places), self._request.clip.bound)
