@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
 
+from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.gradients import kernels
 
 T = TypeVar("T")
@@ -91,3 +93,20 @@ class Shelf:
         """Memory of the shape of `t` that stays, for what graphs read."""
         with _from_pool("kept"):
             return torch.empty_like(t)
+
+
+@lru_cache(maxsize=16)
+def problem(device: torch.device) -> Exception | None:
+    """What keeps graphs and memory apart from working on `device`, tried once: some ways of allocating memory do not allow them."""
+    try:
+        if torch.cuda.get_allocator_backend() != "native":
+            raise Unsupported(f"graphs with the allocator {torch.cuda.get_allocator_backend()}", "use torch's own")
+        with apart():
+            given = torch.full((3,), 2.0, device=device)
+        graph, made = Shelf().record(lambda: given + 1, device, 64)
+        graph.replay()
+        if made.tolist() != [3.0, 3.0, 3.0]:
+            raise DpfyError("a graph did not do its work")
+    except (RuntimeError, DpfyError, AttributeError) as found:
+        return found
+    return None

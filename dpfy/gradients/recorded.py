@@ -81,6 +81,9 @@ class Recorder:
     def bounded_sum(self, engine: BookkeepingEngine, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
         """What ``engine.bounded_sum`` gives, for an engine that is steady."""
         with torch.cuda.device(losses.device):
+            if (problem := graphs.problem(losses.device)) is not None:
+                self.give_up(problem)
+                return engine.bounded_sum(losses, clip, mask)
             take = _Take(self, engine, _Request(clip, mask, losses))
             engine.report(losses, take.receive)
             return take.finish()

@@ -110,3 +110,37 @@ def test_memory_of_work_is_held_until_it_is_released(calls: Calls) -> None:
     assert not graphs._POOLS
     assert graphs.Shelf().like(torch.ones(3)).shape == (3,)
     assert list(graphs._POOLS) == [("kept", 0)]
+
+
+@pytest.mark.parametrize("how", ["works", "another allocator", "no memory apart", "no work done"])
+def test_what_does_not_work_is_found_before_it_is_needed(calls: Calls, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "other" if how == "another allocator" else "native")
+    if how == "no memory apart":
+
+        def refuse(pool: Any) -> Any:
+            raise RuntimeError("segments that expand")
+
+        monkeypatch.setattr(torch.cuda, "use_mem_pool", refuse)
+    if how == "no work done":
+        monkeypatch.setattr(graphs.Shelf, "record", lambda shelf, work, device, addresses: (calls.graph(), work() * 0))
+    graphs.problem.cache_clear()
+    found = graphs.problem(torch.device("cpu"))
+    graphs.problem.cache_clear()
+    assert (found is None) == (how == "works")
+
+
+def test_an_engine_goes_on_as_usual_where_graphs_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contextlib import nullcontext
+
+    from dpfy.gradients.recorded import Recorder
+
+    class Engine:
+        def bounded_sum(self, *asked: Any) -> str:
+            return "usual"
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(graphs, "problem", lambda device: RuntimeError("no graphs"))
+    recorder = Recorder()
+    assert recorder.bounded_sum(Engine(), torch.ones(2), None, None) == "usual"
+    assert not recorder.on
+    assert "no graphs" in str(recorder.problem)
