@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
-from dpfy.gradients import kernels
+from dpfy.gradients import graphs, kernels
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.combine import Flag
@@ -51,7 +51,9 @@ class CapturedSum:
         self._runs += 1
         if self._runs > WARM and batch[0].is_cuda and self._engine.steady:
             mask = torch.ones(len(batch[0]), dtype=torch.bool, device=batch[0].device) if mask is None else mask
-            self._graph = self._graph or _Graph(self._engine, self._losses_of, batch, clip, mask)
+            if self._graph is None:
+                self._graph = _Graph(self._engine, self._losses_of, batch, clip, mask)
+                graphs.release_work()
             if (total := self._graph.replay(batch, mask)) is not None:
                 return total
         return self._engine.bounded_sum(self._losses_of(*batch), clip, mask)
