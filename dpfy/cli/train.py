@@ -35,6 +35,7 @@ def train(
     allow_large_delta: Annotated[bool | None, _option("Accept delta >= 1/records.", PRIVACY, "--allow-large-delta")] = None,
     mechanism: Annotated[str | None, _option("dp-sgd, band-mf, blt, tree, sqrt, dense or auto.", TRAINING)] = None,
     bands: Annotated[int | None, _option("Bands of band-mf (default: those with the least error).", TRAINING)] = None,
+    noise_phases: Annotated[str | None, _option("Noise of equal phases of dp-sgd, relative: 2,1.5,1.", TRAINING)] = None,
     batch_size: Annotated[float | None, _option("Mean size of a Poisson batch (default: all records).", TRAINING)] = None,
     epochs: Annotated[float | None, _option("Expected passes over the data.", TRAINING)] = None,
     steps: Annotated[int | None, _option("Noisy steps (instead of epochs).", TRAINING)] = None,
@@ -72,6 +73,7 @@ def train(
         "privacy.allow_large_delta": allow_large_delta,
         "training.mechanism": mechanism,
         "training.bands": bands,
+        "training.noise_phases": _numbers("--noise-phases", noise_phases),
         "training.batch_size": batch_size,
         "training.epochs": epochs,
         "training.steps": steps,
@@ -95,6 +97,18 @@ def train(
 def _whole(text: str | None) -> int | str | None:
     """A number where the text is one."""
     return int(text) if text is not None and text.isdigit() else text
+
+
+def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
+    """Numbers with commas between them."""
+    from dpfy.core.errors import InvalidInput
+
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInput(name, text, "must be numbers with commas between them, such as 2,1.5,1") from None
 
 
 def _train(

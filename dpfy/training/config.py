@@ -56,11 +56,13 @@ class PrivacyConfig:
 class TrainingConfig:
     """[training]: mechanism, batches, clipping and the update. `batch_size` is the mean of a batch; give `epochs` or `steps`.
 
-    `bands` fixes the bands of band-mf (cyclic Poisson sampling); without it they are chosen by the least error.
+    `bands` fixes the bands of band-mf (cyclic Poisson sampling); without it they are chosen by the least error. `noise_phases` cuts
+    a dp-sgd run into phases of equal length with noise in these proportions, as in [2.0, 1.5, 1.0]; all of it is billed together.
     """
 
     mechanism: str = "dp-sgd"
     bands: int | None = None
+    noise_phases: tuple[float, ...] | None = None
     batch_size: float | None = None
     epochs: float | None = None
     steps: int | None = None
@@ -77,6 +79,8 @@ class TrainingConfig:
             check.integer("training.bands", self.bands)
             if self.mechanism != "band-mf":
                 raise InvalidInput("training.bands", self.bands, "goes with the mechanism band-mf")
+        if self.noise_phases is not None:
+            self._check_phases(self.noise_phases)
         check.one_of("training.optimizer", self.optimizer, OPTIMIZERS)
         check.one_of("training.loss", self.loss, ("cross_entropy", "squared_error"))
         if self.batch_size is not None:
@@ -91,6 +95,14 @@ class TrainingConfig:
         check.positive("training.learning_rate", self.learning_rate)
         check.fraction("training.momentum", self.momentum)
         check.fraction("training.average", self.average)
+
+    def _check_phases(self, phases: tuple[float, ...]) -> None:
+        if self.mechanism != "dp-sgd":
+            raise InvalidInput("training.noise_phases", phases, "goes with the mechanism dp-sgd")
+        if not isinstance(phases, tuple) or not phases:
+            raise InvalidInput("training.noise_phases", phases, "must be a list of numbers, at least one")
+        for value in phases:
+            check.positive("training.noise_phases", value)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.data.records import Records
 from dpfy.models import build, features
+from dpfy.noise.schedule import equal_phases
 from dpfy.plan.auto import Setting, Target, recipe_for
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.report.card import NAME as CARD
@@ -66,6 +67,8 @@ def plan_of(config: JobConfig) -> Plan:
     setting = Setting(records, batch, plain.steps, training.clip_norm, privacy.adjacency)
     fixed = privacy.noise_multiplier is not None
     recipe = recipe_for(training.mechanism, setting, None if fixed else target, training.bands)
+    if training.noise_phases is not None:
+        recipe = replace(recipe, strategy=equal_phases(recipe.steps, training.noise_phases))
     if privacy.noise_multiplier is not None:
         return recipe.with_noise(
             privacy.noise_multiplier,

@@ -15,6 +15,7 @@ from torch import nn
 
 import dpfy
 from dpfy import accounting
+from dpfy.cli.app import main
 from dpfy.core import events
 from dpfy.core.codec import digest
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -215,3 +216,55 @@ def test_an_audit_of_a_scheduled_run_is_refused_with_the_way_out():
 
     with pytest.raises(Unsupported, match="auditing Schedule noise"):
         _auditable(recipe().with_noise(1.25, delta=1e-3))
+
+
+# --- the command line -----------------------------------------------------------------------------------------------------------
+
+FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "9"]
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments])
+    return int(stop.value.code or 0)
+
+
+def test_phases_from_the_command_line_train_resume_and_verify(tmp_path, capsys):
+    out = tmp_path / "run"
+    flags = ["--epsilon", "3", "--noise-phases", "2,1.5,1", "--insecure-seed", "1"]
+    assert call("train", *FAST, *flags, "--out", str(out), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] <= 3
+    assert call("verify", str(out)) == 0
+    assert "noise_phases = [2.0, 1.5, 1.0]" in (out / "config.toml").read_text()
+    plan = json.loads((out / "privacy.json").read_text())["plan"]
+    assert plan["recipe"]["strategy"]["lengths"] == [3, 3, 3]
+    assert plan["recipe"]["strategy"]["factors"] == [2.0, 1.5, 1.0]
+
+
+def test_phases_from_a_file_are_the_same_plan(tmp_path):
+    from dpfy.training import config, job
+
+    flags = {"training.steps": 9, "training.batch_size": 200.0, "privacy.delta": 1e-4, "data.kind": "digits"}
+    given = job.plan_of(config.make({"training": {"noise_phases": [2.0, 1.5, 1.0]}}, flags))
+    assert given == job.plan_of(config.make({}, flags | {"training.noise_phases": (2.0, 1.5, 1.0)}))
+    assert given.recipe.strategy == Schedule((3, 3, 3), (2.0, 1.5, 1.0))
+    assert given.noise_multiplier < job.plan_of(config.make({}, flags)).noise_multiplier, (
+        "the quietest phase, at the same epsilon"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--noise-phases", "2,x"], "2,x"),
+        (["--noise-phases", "2,0"], "training.noise_phases"),
+        (["--noise-phases", "1,2,3,4,5,6,7,8,9,10"], "at most the steps (9)"),
+        (["--noise-phases", "2,1", "--mechanism", "blt"], "dp-sgd"),
+    ],
+)
+def test_bad_phases_are_refused_in_one_line(flags, told, capsys, tmp_path):
+    assert call("train", *FAST, *flags, "--out", str(tmp_path / "run")) == 2
+    error = capsys.readouterr().err.strip()
+    assert told in error
+    assert "\n" not in error
+    assert not (tmp_path / "run").exists()
