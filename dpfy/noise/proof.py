@@ -21,8 +21,8 @@ from dpfy.noise.strategy import Recurrence
 
 SIZES = (5, chacha.TILE + 13, 3)
 SCALE, DIVISOR = 0.7, 3.0
-TOLERANCE = 2e-5
-"""What float32 rounding may do to values of this size."""
+TOLERANCE = 1e-4
+"""Well above what float32 and a device's own logarithm do to values of this size, and below any mistake that would matter."""
 
 WEIGHTS = (-0.61, 0.37, -0.23, 0.19, -0.11, 0.07, 0.05, -0.03)
 
