@@ -112,7 +112,10 @@ class PrivateTraining:
             self.folder.close()
 
     def batches(self) -> Iterator[tuple[Tensor, ...]]:
-        """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside."""
+        """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside.
+
+        With `pad`, `graph`, and on a GPU, a batch may be filled up with repeats of record 0, which `step` leaves out of the sum.
+        """
         self._require_entered()
         with progress.bar(self.plan, self.steps_done, self.runtime.progress) as show:
             for batch in self._remaining():
