@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from cases import CPU, GPU, Batch, Case, classes, images, perceptron
+from peers import CLIP, NOISE, RATE, Step, opacus_step, vmap_step
 from torch import Tensor, nn
 
 from dpfy.core.events import Gaussian
@@ -42,11 +43,8 @@ from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.update import hand_over
 
-CLIP, NOISE, RATE = 1.0, 1.0, 0.1
 SLOW = 8
 """Implementations that take this many times the plain step are timed in three rounds, one step each."""
-
-Step = Callable[[Tensor, Tensor], None]
 
 
 def plain(model: nn.Module, case: Case) -> Step:
@@ -112,67 +110,6 @@ def private(model: nn.Module, case: Case, noise: float = NOISE, graph: bool = Fa
 def silent(model: nn.Module, case: Case) -> Step:
     """The private step without noise: what the engine itself costs."""
     return private(model, case, noise=0.0)
-
-
-def opacus_step(ghost: bool) -> Callable[[nn.Module, Case], Step]:
-    """The peer: per-sample gradients by hooks, or ghost clipping."""
-
-    def make(model: nn.Module, case: Case) -> Step:
-        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-        from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-
-        sgd = torch.optim.SGD(model.parameters(), lr=RATE)
-        known = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "expected_batch_size": 1}
-        if not ghost:
-            wrapped = GradSampleModule(model)
-            optimizer = DPOptimizer(sgd, **known)
-
-            def hooks(x: Tensor, y: Tensor) -> None:
-                optimizer.zero_grad(set_to_none=True)
-                case.losses(wrapped(x), y).mean().backward()
-                optimizer.step()
-
-            return hooks
-        wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
-        fast = DPOptimizerFastGradientClipping(sgd, **known)
-
-        def step(x: Tensor, y: Tensor) -> None:
-            fast.zero_grad(set_to_none=True)
-            losses = case.losses(wrapped(x), y)
-            losses.mean().backward(retain_graph=True)
-            fast.zero_grad()
-            coefficients = wrapped.get_clipping_coef()
-            wrapped.disable_hooks()
-            (coefficients.to(losses.dtype) * losses).sum().backward()
-            wrapped.enable_hooks()
-            fast.step()
-
-        return step
-
-    return make
-
-
-def vmap_step(model: nn.Module, case: Case) -> Step:
-    """The peer that needs no package: a gradient for each example by torch.func, all of them in memory."""
-    parameters = dict(model.named_parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-
-    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return case.losses(torch.func.functional_call(model, values, (x[None],)), y[None]).sum()
-
-    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")
-
-    def step(x: Tensor, y: Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        grads = each({name: p.detach() for name, p in parameters.items()}, x, y)
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
-        scale = (CLIP / (norms + 1e-6)).clamp(max=1.0)
-        for name, p in parameters.items():
-            total = torch.tensordot(scale.to(p.dtype), grads[name], dims=1)
-            p.grad = total.add_(torch.randn_like(total), alpha=NOISE * CLIP).div_(len(y))
-        optimizer.step()
-
-    return step
 
 
 STEPS: dict[str, Callable[[nn.Module, Case], Step]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpfy.gradients import kernels, taps
+from dpfy.gradients import kernels, walks
 from dpfy.gradients.contribution import (
     CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
@@ -74,7 +74,7 @@ class Convolution:
         batch = len(self.inputs) // self.images
         if self._walks:
             walk = self._walk()
-            return (taps.gram_norms(walk) if self._few else taps.norms(walk)), self
+            return (walks.gram_norms(walk) if self._few else walks.norms(walk)), self
         keep = batch * self.width <= KEEP_ELEMENTS and self.images * self.grads[0, 0].numel() >= KEPT_POSITIONS
         window = self._window()
         if window is not None:
@@ -135,10 +135,10 @@ class Convolution:
         plain = len(how.stride) == 2 and how.groups == 1 and self.images == 1 and not how.transposed
         return kernels.usable(self.grads) and self.inputs.dtype == self.grads.dtype and plain
 
-    def _walk(self) -> taps.Walk:
+    def _walk(self) -> walks.Walk:
         (kh, kw), (sh, sw) = self.weight.shape[2:], self.geometry.stride
         (ph, pw), (dh, dw) = self.geometry.padding, self.geometry.dilation
-        return taps.Walk(self.inputs, self.grads, (kh, kw), (sh, sw), (ph, pw), (dh, dw))
+        return walks.Walk(self.inputs, self.grads, (kh, kw), (sh, sw), (ph, pw), (dh, dw))
 
     @property
     def _few(self) -> bool:
@@ -147,8 +147,8 @@ class Convolution:
         return positions <= GRAM_POSITIONS and positions * (outs + columns) <= outs * columns
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self._walks and taps.reduced(self.grads):  # without tensor cores the library's convolution is faster
-            return taps.weighted_sum(self._walk(), weights)
+        if self._walks and walks.reduced(self.grads):  # without tensor cores the library's convolution is faster
+            return walks.weighted_sum(self._walk(), weights)
         each = weights.repeat_interleave(self.images) if self.images > 1 else weights
         weight, total = wide(self.weight), None
         for rows in self._copies():

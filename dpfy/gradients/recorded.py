@@ -81,7 +81,7 @@ class Recorder:
     def bounded_sum(self, engine: BookkeepingEngine, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
         """What ``engine.bounded_sum`` gives, for an engine that is steady."""
         with torch.cuda.device(losses.device):
-            if (problem := graphs.problem(losses.device)) is not None:
+            if (problem := graphs.problem(losses.device) or _unfit(clip)) is not None:
                 self.give_up(problem)
                 return engine.bounded_sum(losses, clip, mask)
             take = _Take(self, engine, _Request(clip, mask, losses))
@@ -359,6 +359,15 @@ class _Take:
         """The sums without a recording, in the same memory as with one, so that one step leaves what the other would."""
         with graphs.apart():
             return self._engine.total(self._weighed(self._request.mask), room)
+
+
+def _unfit(clip: Clip) -> Exception | None:
+    """What keeps a clip rule of the user's own from being told from others."""
+    try:
+        hash(clip)
+    except TypeError as found:
+        return found
+    return None
 
 
 def _lies(report: Report) -> Key:

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
 
-from dpfy.gradients import convolution, kernels, taps
+from dpfy.gradients import convolution, kernels, walks
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.convolution import Convolution, Geometry
@@ -92,15 +92,15 @@ WALKS = {
 """channels, outs, kernel, stride, padding, dilation, size"""
 
 TILINGS = [
-    taps.Tiling(16, 16, 16, 4, 2, "given", True),
-    taps.Tiling(16, 32, 64, 4, 2, "given", False),
-    taps.Tiling(32, 16, 16, 4, 2, "channels last", False),
-    taps.Tiling(32, 32, 32, 4, 2, "channels last", True),
-    taps.Tiling(16, 16, 32, 4, 2, "channels first", False),
+    walks.Tiling(16, 16, 16, 4, 2, "given", True),
+    walks.Tiling(16, 32, 64, 4, 2, "given", False),
+    walks.Tiling(32, 16, 16, 4, 2, "channels last", False),
+    walks.Tiling(32, 32, 32, 4, 2, "channels last", True),
+    walks.Tiling(16, 16, 32, 4, 2, "channels first", False),
 ]
 
 
-def walk_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dtype) -> tuple[taps.Walk, Tensor]:
+def walk_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dtype) -> tuple[walks.Walk, Tensor]:
     """A convolution and the weight gradients of its examples in float64."""
     channels, outs, kernel, stride, padding, dilation, size = WALKS[name]
     layer = nn.Conv2d(channels, outs, kernel, stride, padding, dilation, bias=False, device=DEVICE).double()
@@ -108,7 +108,7 @@ def walk_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dty
     g = torch.randn_like(layer(a.double())).to(dtype)
     each = [torch.autograd.grad(layer(a[i : i + 1].double()), layer.weight, g[i : i + 1].double())[0] for i in range(batch)]
     a, g = a.contiguous(memory_format=memory), g.contiguous(memory_format=memory)
-    return taps.Walk(a, g, kernel, stride, padding, dilation), torch.stack(each)
+    return walks.Walk(a, g, kernel, stride, padding, dilation), torch.stack(each)
 
 
 @pytest.mark.parametrize(("memory", "dtype"), [(torch.contiguous_format, torch.float32), (torch.channels_last, NARROW)])
@@ -119,32 +119,32 @@ def test_products_of_convolutions(
     walk, each = walk_of(name, 3, memory, dtype)
     weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
     for i, how in enumerate(TILINGS):
-        monkeypatch.setattr(taps, "STAGE_BYTES", 2**24 if i % 2 else 1)  # all examples at once, or one at a time
-        monkeypatch.setattr(taps, "PARTIAL_BYTES", 2**24 if i > 1 else 1)
-        close(taps.norms(walk, how).sum(0), each.flatten(1).square().sum(1))
-        total = taps.weighted_sum(walk, weights, how)
+        monkeypatch.setattr(walks, "STAGE_BYTES", 2**24 if i % 2 else 1)  # all examples at once, or one at a time
+        monkeypatch.setattr(walks, "PARTIAL_BYTES", 2**24 if i > 1 else 1)
+        close(walks.norms(walk, how).sum(0), each.flatten(1).square().sum(1))
+        total = walks.weighted_sum(walk, weights, how)
         assert total.dtype == torch.float32
         assert total.is_contiguous()
         close(total, torch.tensordot(weights.double(), each, 1))
-    close(taps.norms(walk).sum(0), each.flatten(1).square().sum(1))
-    close(taps.weighted_sum(walk, weights), torch.tensordot(weights.double(), each, 1))
+    close(walks.norms(walk).sum(0), each.flatten(1).square().sum(1))
+    close(walks.weighted_sum(walk, weights), torch.tensordot(weights.double(), each, 1))
     for order in ("given", "channels last"):
         if walk.length <= 64:
-            close(taps.gram_norms(walk, order)[0], each.flatten(1).square().sum(1))
+            close(walks.gram_norms(walk, order)[0], each.flatten(1).square().sum(1))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("how", TILINGS, ids=str)
-def test_examples_without_weight_add_nothing(how: taps.Tiling, bad: float) -> None:
+def test_examples_without_weight_add_nothing(how: walks.Tiling, bad: float) -> None:
     """Bit for bit: the sum is that of the other examples, wherever the silenced one stands and whatever it holds."""
     walk, _ = walk_of("3x3", 4, torch.contiguous_format, torch.float32)
     weights = torch.tensor([0.0, 0.3, 0.0, 2.0], device=DEVICE)
-    expected = taps.weighted_sum(walk, weights, how)
+    expected = walks.weighted_sum(walk, weights, how)
     for i in (0, 2):
         walk.grads[i] = bad
         walk.inputs[i, :, 3:] = -bad
-    assert torch.equal(taps.weighted_sum(walk, weights, how), expected)
-    found = taps.norms(walk, how).sum(0)
+    assert torch.equal(walks.weighted_sum(walk, weights, how), expected)
+    found = walks.norms(walk, how).sum(0)
     assert found.isfinite().tolist() == [False, True, False, True]
 
 
@@ -153,12 +153,12 @@ def test_a_sum_repeats_bit_for_bit_and_its_norm_is_the_measured_one(batch: int) 
     """The norms and the sum come from the same products: what is clipped is what was measured."""
     walk, _ = walk_of("stride", batch, torch.contiguous_format, torch.float32)
     for how in TILINGS:
-        norms = taps.norms(walk, how).sum(0)
+        norms = walks.norms(walk, how).sum(0)
         for i in range(batch):
             alone = torch.zeros(batch, device=DEVICE)
             alone[i] = 1.0
-            total = taps.weighted_sum(walk, alone, how)
-            assert torch.equal(total, taps.weighted_sum(walk, alone, how))
+            total = walks.weighted_sum(walk, alone, how)
+            assert torch.equal(total, walks.weighted_sum(walk, alone, how))
             assert abs(float(total.double().square().sum() / norms[i].double()) - 1.0) < 2e-6
 
 
@@ -170,7 +170,7 @@ def test_convolution_by_every_route(name: str, reduced: bool, monkeypatch: pytes
     geometry = Geometry(walk.stride, walk.padding, walk.dilation, 1)
     part = Convolution(walk.inputs, walk.grads, weight, geometry)
     weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
-    monkeypatch.setattr(taps, "reduced", lambda t: reduced and DEVICE == "cpu")  # on a GPU that would be TF32
+    monkeypatch.setattr(walks, "reduced", lambda t: reduced and DEVICE == "cpu")  # on a GPU that would be TF32
     monkeypatch.setattr(convolution, "COPY_BYTES", 1)
     norms = each.flatten(1).square().sum(1)
     close(part.measured()[0].sum(0), norms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,7 +230,7 @@ def call(*arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
-def test_phases_from_the_command_line_train_resume_and_verify(tmp_path, capsys):
+def test_phases_from_the_command_line_train_and_verify(tmp_path, capsys):
     out = tmp_path / "run"
     flags = ["--epsilon", "3", "--noise-phases", "2,1.5,1", "--insecure-seed", "1"]
     assert call("train", *FAST, *flags, "--out", str(out), "--json") == 0
@@ -241,11 +242,13 @@ def test_phases_from_the_command_line_train_resume_and_verify(tmp_path, capsys):
     assert plan["recipe"]["strategy"]["factors"] == [2.0, 1.5, 1.0]
 
 
-def test_phases_from_a_file_are_the_same_plan(tmp_path):
+def test_phases_from_a_file_are_the_same_plan():
     from dpfy.training import config, job
 
     flags = {"training.steps": 9, "training.batch_size": 200.0, "privacy.delta": 1e-4, "data.kind": "digits"}
-    given = job.plan_of(config.make({"training": {"noise_phases": [2.0, 1.5, 1.0]}}, flags))
+    made = config.make({"training": {"noise_phases": [2.0, 1.5, 1.0]}}, flags)
+    assert config.make(tomllib.loads(made.to_toml(publish=False)), {}) == made, "what a resumed run reads"
+    given = job.plan_of(made)
     assert given == job.plan_of(config.make({}, flags | {"training.noise_phases": (2.0, 1.5, 1.0)}))
     assert given.recipe.strategy == Schedule((3, 3, 3), (2.0, 1.5, 1.0))
     assert given.noise_multiplier < job.plan_of(config.make({}, flags)).noise_multiplier, (
