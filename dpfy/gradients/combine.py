@@ -70,7 +70,7 @@ def weigh(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tenso
     for members in groups:
         joined, large = _split(found, members)
         made = _measure(list(large.values()))
-        parts = [norm for norm, _ in made] + [block.norms() for block in joined]
+        parts = [norm for norm, _ in made] + _joined_norms(joined)
         norms.append(torch.cat(parts).sum(0, keepdim=True) if parts else None)
         rests.append((joined, dict(zip(large, [rest for _, rest in made], strict=True))))
     some = next(n for n in norms if n is not None)
@@ -123,8 +123,10 @@ def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], room: Roo
     for (joined, large), weights in zip(rests, scale.unbind(0), strict=True):
         dtypes = {name: part.dtype for name, part in large.items()}
         narrow = {dtype: weights if weights.dtype is dtype else weights.to(dtype) for dtype in set(dtypes.values())}
-        for block in joined:
-            sums |= {name: _put(total, into.get(name)) for name, total in block.weighted_sum(weights, params).items()}
+        sums |= _block_sums([block for block in joined if isinstance(block, _Block)], weights, params, into)
+        for small in joined:
+            if isinstance(small, _Small):
+                sums |= {name: _put(total, into.get(name)) for name, total in small.weighted_sum(weights, params).items()}
         for name in list(large):
             part, place, like = large.pop(name) if last else large[name], into.get(name), params[name]
             if place is not None and isinstance(part, Outer):
@@ -178,23 +180,37 @@ def _row_norms(parts: list[Contribution]) -> list[Tensor]:
 
 
 class _Block:
-    """Gradients that are held directly and lie side by side in one tensor: one norm and one product for all of them."""
+    """Gradients that are held directly, as one launch of a kernel left them side by side."""
 
     def __init__(self, names: list[str], grads: Tensor) -> None:
         self.names, self.grads = names, grads  # [parameters, batch, width]
-
-    def norms(self) -> Tensor:
-        """[1, batch] squared norms."""
-        return torch.linalg.vector_norm(self.grads, dim=(0, 2)).square()[None]
 
     def cleaned(self, keep: Tensor) -> _Block:
         """Rows that are not kept become zero."""
         return _Block(self.names, kept(self.grads.transpose(0, 1), keep).transpose(0, 1))
 
-    def weighted_sum(self, weights: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One product, cut into the parameters."""
-        total = torch.matmul(weights, self.grads).unbind(0)
-        return {name: part.view(params[name].shape) for name, part in zip(self.names, total, strict=True)}
+
+def _joined_norms(joined: list[_Block | _Small]) -> list[Tensor]:
+    """[some, batch] squared norms of everything held directly; those of all blocks come from one launch."""
+    rows = [grads for block in joined if isinstance(block, _Block) for grads in block.grads.unbind(0)]
+    return [small.norms() for small in joined if isinstance(small, _Small)] + ([kernels.row_squares(rows)] if rows else [])
+
+
+def _block_sums(
+    blocks: list[_Block], weights: Tensor, params: Mapping[str, Tensor], into: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Weighted sums of all blocks in one launch, where they go if they can be written there."""
+    if not blocks:
+        return {}
+    sums: dict[str, Tensor] = {}
+    for name in (name for block in blocks for name in block.names):
+        place = into.get(name)
+        fits = place is not None and place.dtype is torch.float32 and place.is_contiguous()
+        sums[name] = place if fits and place is not None else params[name].new_empty(params[name].shape, dtype=torch.float32)
+    kernels.add_rows([grads for block in blocks for grads in block.grads.unbind(0)], weights, list(sums.values()))
+    return {
+        name: made if made is into.get(name) else _put(_fitted(made, params[name]), into.get(name)) for name, made in sums.items()
+    }
 
 
 class _Small:

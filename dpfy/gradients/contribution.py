@@ -90,9 +90,12 @@ def row_squares(t: Tensor) -> Tensor:
 def scaled(t: Tensor, weights: Tensor, scratch: Tensor | None = None) -> Tensor:
     """Rows of `t` times `weights`, in the dtype of `t`; in the memory of `scratch`, bytes, where that is given."""
     factors = weights if weights.dtype is t.dtype else weights.to(t.dtype)
+    place = None if scratch is None else scratch[: t.nbytes].view(t.dtype).view(t.shape)
+    if factors.dim() == 1 and t.is_contiguous() and t.numel() and kernels.usable(t):
+        return kernels.scale_rows(t, factors, torch.empty_like(t) if place is None else place)
     if factors.dim() != t.dim():
         factors = factors.view(-1, *[1] * (t.dim() - 1))
-    return t * factors if scratch is None else torch.mul(t, factors, out=scratch[: t.nbytes].view(t.dtype).view(t.shape))
+    return t * factors if place is None else torch.mul(t, factors, out=place)
 
 
 def scaled_wide(t: Tensor, weights: Tensor) -> Tensor:

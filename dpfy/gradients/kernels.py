@@ -115,8 +115,8 @@ if triton is not None:
         share = (length + splits - 1) // splits
         begin = split * share
         end = tl.minimum(begin + share, length)
-        scale = tl.zeros((BLOCK,), dtype=tl.float32)
-        shift = tl.zeros((BLOCK,), dtype=tl.float32)
+        scale = tl.zeros((TILE, BLOCK), dtype=tl.float32)  # reduced once, at the end: a reduction makes all warps wait
+        shift = tl.zeros((TILE, BLOCK), dtype=tl.float32)
         for t in range(begin, end, TILE):
             rows = t + tl.arange(0, TILE)
             row_ok = rows < end
@@ -124,19 +124,19 @@ if triton is not None:
             where = at[:, None] * width + columns[None, :]
             mask = row_ok[:, None] & ok[None, :]
             g = tl.load(grads + where, mask=mask, other=0.0).to(tl.float32)
-            shift += tl.sum(g, axis=0)
+            shift += g
             if SCALE:
                 a = tl.load(inputs + where, mask=mask, other=0.0).to(tl.float32)
                 r = tl.load(rstd + at, mask=row_ok, other=0.0).to(tl.float32)
                 if CENTRED:
                     m = tl.load(mean + at, mask=row_ok, other=0.0).to(tl.float32)
                     a = a - m[:, None]
-                scale += tl.sum(g * (a * r[:, None]), axis=0)
+                scale += g * (a * r[:, None])
         kinds = 2 if SCALE else 1
         to = ((layer * splits + split) * kinds * tl.num_programs(0) + example).to(tl.int64) * width + columns
-        tl.store(out + to, shift, mask=ok)
+        tl.store(out + to, tl.sum(shift, axis=0), mask=ok)
         if SCALE:
-            tl.store(out + to + tl.num_programs(0) * width, scale, mask=ok)
+            tl.store(out + to + tl.num_programs(0) * width, tl.sum(scale, axis=0), mask=ok)
 
     @triton.jit
     def _square_kernel(table, out, KIND: tl.constexpr, BLOCK: tl.constexpr):
@@ -150,6 +150,33 @@ if triton is not None:
             x = tl.load(base + column, mask=column < width, other=0.0).to(tl.float32)
             total += x * x
         tl.store(out + which * tl.num_programs(0) + row, tl.sum(total))
+
+    @triton.jit
+    def _add_rows_kernel(table, weights, rows, TILE: tl.constexpr, BLOCK: tl.constexpr):
+        """Some columns of the weighted sum of the rows of one matrix; `table` holds address, width and row stride of every matrix,
+        and where its sum goes."""
+        block, which = tl.program_id(0), tl.program_id(1)
+        base = tl.load(table + 4 * which).to(tl.pointer_type(tl.float32))
+        width, stride = tl.load(table + 4 * which + 1), tl.load(table + 4 * which + 2)
+        out = tl.load(table + 4 * which + 3).to(tl.pointer_type(tl.float32))
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        if block * BLOCK < width:
+            total = tl.zeros((TILE, BLOCK), dtype=tl.float32)
+            for start in range(0, rows, TILE):
+                row = start + tl.arange(0, TILE)
+                mask = (row < rows)[:, None] & (column < width)[None, :]
+                x = tl.load(base + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0.0)
+                total += x * tl.load(weights + row, mask=row < rows, other=0.0)[:, None]
+            tl.store(out + column, tl.sum(total, axis=0), mask=column < width)
+
+    @triton.jit
+    def _scale_rows_kernel(t, weights, out, width, BLOCK: tl.constexpr):
+        """A part of one row times its weight."""
+        row = tl.program_id(1)
+        column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        where = row.to(tl.int64) * width + column
+        x = tl.load(t + where, mask=column < width).to(tl.float32)
+        tl.store(out + where, x * tl.load(weights + row).to(tl.float32), mask=column < width)
 
     @triton.jit
     def _pair_kernel(grads, inputs, out, rows, space, TILE: tl.constexpr, BLOCK: tl.constexpr):
@@ -293,6 +320,24 @@ def row_squares(tensors: list[Tensor]) -> Tensor:
     out = torch.empty(len(kept), len(kept[0]), dtype=torch.float32, device=kept[0].device)
     where = _sent(table, out.device)
     _square_kernel[(out.shape[1], len(kept))](where, out, KIND=_KINDS[kept[0].dtype], BLOCK=1024, num_warps=4)
+    return out
+
+
+def add_rows(matrices: list[Tensor], weights: Tensor, into: list[Tensor]) -> None:
+    """The weighted sums of the rows of many float32 matrices of one height, in one launch, each into its own dense float32 tensor."""
+    kept = [t if t.stride(-1) == 1 else t.contiguous() for t in matrices]
+    table = [[t.data_ptr(), t.shape[1], t.stride(0), out.data_ptr()] for t, out in zip(kept, into, strict=True)]
+    block = 64
+    grid = (triton.cdiv(max(t.shape[1] for t in kept), block), len(kept))
+    _add_rows_kernel[grid](
+        _sent(table, weights.device), weights.float().contiguous(), len(weights), TILE=32, BLOCK=block, num_warps=4
+    )
+
+
+def scale_rows(t: Tensor, weights: Tensor, out: Tensor) -> Tensor:
+    """[batch, ...] times [batch], all of one dtype and dense, rounded as torch rounds it, at the speed of memory."""
+    width = t[0].numel()
+    _scale_rows_kernel[(triton.cdiv(width, 2048), len(t))](t, weights.contiguous(), out, width, BLOCK=2048, num_warps=4)
     return out
 
 

@@ -182,10 +182,10 @@ def run_group_norm(module: nn.GroupNorm, tape: Tape, site: Site, x: Tensor) -> T
 
 
 def run_instance_norm(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
-    """InstanceNorm is GroupNorm with one channel a group."""
+    """InstanceNorm is GroupNorm with one channel a group; autocast leaves its result as narrow as its input."""
     if x.dim() == module._get_no_batch_dim():
         return type(module).forward(module, x)  # type: ignore[no-any-return]
-    return _grouped(module, module.num_features, tape, site, x)
+    return _grouped(module, module.num_features, tape, site, x).to(x.dtype)
 
 
 def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Tensor:
@@ -207,8 +207,10 @@ def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Ten
     sizes = (many, channels, space, groups, module.eps)
     if nodes.one_node():
         return nodes.run(nodes.group_norm, x, tape, site, explain, (groups,), (weight, bias, *sizes))
-    x = x.contiguous()
-    y, mean, rstd = torch.native_group_norm(x, constant(weight), constant(bias), *sizes)
+    x, scales, shifts = x.contiguous(), constant(weight), constant(bias)
+    if nodes.cast() and x.device.type != "cpu":  # autocast casts group_norm, not the function that keeps its statistics
+        x, scales, shifts = wide(x), scales if scales is None else wide(scales), shifts if shifts is None else wide(shifts)
+    y, mean, rstd = torch.native_group_norm(x, scales, shifts, *sizes)
     return tape.tap(y, site, explain, (x, mean, rstd), facts=(groups,))
 
 

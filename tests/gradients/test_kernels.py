@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -28,14 +27,11 @@ FLOATS = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32
 
 
 @pytest.fixture(autouse=True)
-def everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter the kernels run on CPU tensors too."""
     monkeypatch.setattr(kernels, "usable", lambda t: t.dtype in FLOATS)
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -77,6 +73,25 @@ def test_position_sums(batch: int, length: int, width: int, dtype: torch.dtype) 
 def test_row_squares() -> None:
     tensors = [draw(6, 5), draw(6, 1300), draw(9, 6).t()]
     close(kernels.row_squares(tensors), torch.stack([t.double().square().sum(1) for t in tensors]))
+
+
+def test_add_rows() -> None:
+    """Matrices of several widths, some of them with gaps between their rows; nothing is written beside the sums."""
+    matrices = [draw(70, 5), draw(70, 130), draw(9, 70).t(), draw(70, 2, 64)[:, 1]]
+    weights = torch.rand(70, device=DEVICE)
+    memory = [torch.full((m.shape[1] + 1,), 7.0, device=DEVICE) for m in matrices]
+    kernels.add_rows(matrices, weights, [m[:-1] for m in memory])
+    for m, found in zip(matrices, memory, strict=True):
+        close(found[:-1], weights.double() @ m.double())
+        assert found[-1] == 7.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
+@pytest.mark.parametrize("shape", [(3, 5), (1, 4097), (70, 3, 50)])
+def test_scale_rows_rounds_as_torch_does(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    t, weights = draw(*shape, dtype=dtype), draw(shape[0], dtype=dtype)
+    found = kernels.scale_rows(t, weights, torch.empty_like(t))
+    assert torch.equal(found, t * weights.view(-1, *[1] * (t.dim() - 1)))
 
 
 WALKS = {

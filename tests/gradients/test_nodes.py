@@ -204,6 +204,7 @@ def test_an_input_in_another_order(kind: str) -> None:
 @pytest.mark.parametrize("change", [None, *CHANGES])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_loop_on_a_gpu(kind: str, change: str | None) -> None:
+    torch.backends.cudnn.allow_tf32 = False  # else every norm of a convolution gets a margin
     model, x = made(kind, None if change is None else lambda layer, h: CHANGES[change](layer(h)))
     loop, fast, clip = LoopEngine(), BookkeepingEngine(), FlatClip(0.3)
     loop.attach(model)
@@ -259,6 +260,20 @@ def test_autocast_remembers_no_weight_without_its_gradient(kind: str, device: st
             found[engine.name] = engine.bounded_sum(losses, FlatClip(0.3)).value
         engine.detach()
     assert distance(found["bookkeeping"], found["loop"]) < 2e-2
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("narrow", [False, True], ids=["weights in float32", "weights in bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_gives_a_tapped_layer_the_dtype_of_the_layer(kind: str, narrow: bool, device: str, attached: Attach) -> None:
+    model, x = made(kind)
+    model, x = model.to(device, torch.bfloat16 if narrow else torch.float32), x.float().to(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        expected = model(x)
+        attached(model)
+        found = model(x)
+    assert found.dtype is expected.dtype
+    assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
