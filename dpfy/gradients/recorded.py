@@ -166,7 +166,7 @@ class _Request:
         settings = (
             torch.backends.cuda.matmul.allow_tf32,
             torch.backends.cudnn.allow_tf32,
-            torch.cuda.current_stream().cuda_stream,
+            torch._C._cuda_getCurrentRawStream(self.losses.device.index),
         )
         return (self.clip, self.mask is None, len(self.losses), self.losses.device, *settings, *engine.identity())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,25 @@ class Room:
     scratch: Tensor | None = None
 
 
+class Pieces:
+    """Tensors of some shapes side by side in one piece of memory, each at a multiple of eight elements."""
+
+    def __init__(self, shapes: Sequence[torch.Size]) -> None:
+        self._likes: list[Tensor] = []
+        self._mine: list[int] = []
+        for shape in shapes:
+            self._mine.append(len(self._likes))
+            self._likes.append(torch.empty(shape, device="meta"))
+            if gap := -shape.numel() % 8:
+                self._likes.append(torch.empty(gap, device="meta"))
+        self.total = sum(like.numel() for like in self._likes)
+
+    def of(self, flat: Tensor) -> list[Tensor]:
+        """The tensors in `flat`, which has `total` elements: all views in one call."""
+        made = torch._utils._unflatten_dense_tensors(flat, self._likes)
+        return [made[i] for i in self._mine]
+
+
 class Layout:
     """How the sums of all parameters lie in one piece of memory for each dtype."""
 
@@ -29,18 +48,17 @@ class Layout:
             shapes[COUNT] = (next(iter(shapes.values()))[0], torch.Size(()))
         self.device = next(iter(params.values())).device
         self.order = list(shapes)
-        self.rows: list[tuple[torch.dtype, list[tuple[str, torch.Size]], list[int]]] = []
+        self.rows: list[tuple[torch.dtype, list[str], Pieces]] = []
         for dtype in dict.fromkeys(dtype for dtype, _ in shapes.values()):
-            mine = [(name, shape) for name, (own, shape) in shapes.items() if own == dtype]
-            self.rows.append((dtype, mine, [-8 * (-shape.numel() // 8) for _, shape in mine]))
+            mine = [name for name, (own, _) in shapes.items() if own == dtype]
+            self.rows.append((dtype, mine, Pieces([shapes[name][1] for name in mine])))
 
     def room(self, scratch: int) -> tuple[Room, tuple[int, ...]]:
         """Room from among the model's tensors, for it is handed out, and where it lies."""
         places: Grads = {}
-        memory = [torch.empty(sum(sizes), dtype=dtype, device=self.device) for dtype, _, sizes in self.rows]
-        for flat, (_, mine, sizes) in zip(memory, self.rows, strict=True):
-            for (name, shape), piece in zip(mine, flat.split(sizes), strict=True):
-                places[name] = piece[: shape.numel()].view(shape)
+        memory = [torch.empty(pieces.total, dtype=dtype, device=self.device) for dtype, _, pieces in self.rows]
+        for flat, (_, mine, pieces) in zip(memory, self.rows, strict=True):
+            places |= zip(mine, pieces.of(flat), strict=True)
         more = torch.empty(scratch, dtype=torch.uint8, device=self.device)
         where = (scratch, more.data_ptr(), *[flat.data_ptr() for flat in memory])
         return Room(places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more), where

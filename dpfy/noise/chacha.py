@@ -67,7 +67,7 @@ def add_(
     if tensors and tensors[0].is_cuda:
         from dpfy.noise import proof
 
-        _queue()
+        _not_recorded()  # before the proof, which cannot be had there
         r = recurrence
         proof.require(tensors[0].device, bool(r.again), bool(r.weights) and not r.decay, len(r.decay))
     launch(tensors, scale, keys, divisor, recurrence, past)
@@ -82,7 +82,7 @@ def launch(
         return
     device, r = tensors[0].device, recurrence
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        queue = _queue() if device.type == "cuda" else 0
+        queue = _queue(device) if device.type == "cuda" else 0
         at = _places(addresses, sizes, device, queue)
         weights = _weights(r.again, r.weights, r.decay, device, queue)
         again = _sent(torch.tensor([word for key in keys[1:] for word in _words(key)]), device) if r.again else at.table
@@ -95,11 +95,15 @@ def launch(
         )  # fmt: skip
 
 
-def _queue() -> int:
-    """The current queue of the current device; never one whose work is being recorded."""
+def _queue(device: torch.device) -> int:
+    """The current queue of `device`, which is the current one; never one whose work is being recorded."""
+    _not_recorded()
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+def _not_recorded() -> None:
     if torch.cuda.is_current_stream_capturing():
         raise Unsupported("noise inside a CUDA graph, where every replay would add the same", "release outside of the graph")
-    return torch.cuda.current_stream().cuda_stream
 
 
 def _pieces(buffers: int) -> int:
