@@ -93,7 +93,7 @@ class Flag:
         self.send()
 
     def send(self) -> None:
-        """Send it, again if it has changed; not before it was waited for."""
+        """Send it, again if it has changed; a value that nobody waited for is lost."""
         if self._event is not None:
             self._here.copy_(self._there, non_blocking=True)
             self._event.record()

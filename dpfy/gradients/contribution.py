@@ -256,7 +256,7 @@ class Outer:
         """
         _, positions, p = self.left.shape
         d = self.right.shape[-1]
-        return positions * (p + d) <= 2.2 * p * d
+        return positions * (p + d) <= 2.7 * p * d
 
     def _products(self) -> Tensor:
         """Per-example products a few at a time, in memory that is reused."""

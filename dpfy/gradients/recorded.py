@@ -186,24 +186,24 @@ class _Recording:
     def __init__(self, sections: list[_Section], end: Key, mask: Tensor | None) -> None:
         self.sections, self.end, self.mask = sections, end, mask
         self.scratch = int(end[0])  # type: ignore[call-overload]
-        self._last: tuple[graphs.Graph, Flag, graphs.Graph] | None = None
         self.trusted = False
         self.misses = 0
 
     def end_with(self, weigh: graphs.Graph, sound: Tensor, add: graphs.Graph) -> None:
         """The graphs for multipliers and sums, and the flag that is known between them."""
-        self._last = weigh, Flag(sound), add
+        self._weigh, self._sound, self._add = weigh, Flag(sound), add
 
-    def replay(self, mask: Tensor | None) -> bool:
-        """Multipliers and sums for what the sections left; False if some norm was not finite, and the sums are worthless."""
+    def weigh(self, mask: Tensor | None) -> None:
+        """Multipliers for what the sections left."""
         if self.mask is not None and mask is not None:
             self.mask.copy_(mask)
-        assert self._last is not None
-        weigh, flag, add = self._last
-        weigh.replay()
-        flag.send()
-        add.replay()
-        return flag.value()
+        self._weigh.replay()
+        self._sound.send()
+
+    def add(self) -> bool:
+        """Sums with the multipliers of :meth:`weigh`; False if some norm was not finite, and the sums are worthless."""
+        self._add.replay()
+        return self._sound.value()
 
 
 class _Take:
@@ -303,6 +303,8 @@ class _Take:
             self._close()
         if self._recording is not None and len(self._recording.sections) != len(self._keys):
             self._miss()
+        if self._recording is not None:
+            self._recording.weigh(self._request.mask)  # under way while the host goes on
         scratch = scratch_bytes(part for uses in self._parts.values() for part in uses)
         layout = self._recorder.layout(self._engine, self._request.clip)
         room, end = layout.room(scratch if self._recording is None else self._recording.scratch)
@@ -315,7 +317,7 @@ class _Take:
             self._recorder.watch(self._keys)
             return self._as_usual(room)
         self._parts = {}
-        if not self._recording.replay(self._request.mask):
+        if not self._recording.add():
             self._again()
             return self._as_usual(room)
         if not self._recording.trusted and not self._agrees(room):
@@ -338,6 +340,7 @@ class _Take:
             self._again()
             return None
         made.end_with(first, weighed.sound, second)
+        made.weigh(mask)
         self._recorder.keep(made)
         return made
 
@@ -372,11 +375,8 @@ def _unfit(clip: Clip) -> Exception | None:
 
 def _lies(report: Report) -> Key:
     """Who reported, and where every tensor lies."""
-    return (report.site, report.facts, _place(report.grad), *map(_place, report.saved))
-
-
-def _place(t: Tensor) -> Key:
-    return (t.data_ptr(), t.shape, t.stride(), t.dtype)
+    tensors = (report.grad, *report.saved)
+    return (report.site, report.facts, *[(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors])
 
 
 def _own(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | None:

@@ -57,6 +57,19 @@ def test_gram_norms(batch: int, length: int, p: int, d: int, dtype: torch.dtype)
     close(kernels.gram_norm(lefts[0], index).sum(0), table.flatten(1).square().sum(1))
 
 
+@pytest.mark.gpu
+def test_gram_norms_of_tensors_that_are_rounded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In TF32, for long sequences: the same norms as with rounding inside of the kernel, however many layers go together."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    lefts, rights = [draw(3, 70, 33) for _ in range(5)], [draw(3, 70, 40) for _ in range(5)]
+    expected = kernels.gram_norms(lefts, rights)
+    monkeypatch.setattr(kernels, "LONG", 70)
+    for layers in (1, 2, 5):
+        monkeypatch.setattr(kernels, "ROUNDED_BYTES", layers * 3 * 70 * (33 + 40) * 2)
+        for norm, other in zip(kernels.gram_norms(lefts, rights), expected, strict=True):
+            close(norm.sum(0), other.sum(0), 1e-5)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("batch", "length", "width"), [(3, 1, 7), (2, 45, 130), (5, 100, 16)])
 def test_position_sums(batch: int, length: int, width: int, dtype: torch.dtype) -> None:
