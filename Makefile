@@ -33,7 +33,7 @@ test-all: lint types
 	$(BIN)/pytest -m "not gpu"
 
 test-gpu: setup
-	$(BIN)/pytest -m "not slow" tests/gradients tests/noise
+	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py
 
 bench: setup
 	$(BIN)/python benchmarks/accounting.py

@@ -46,6 +46,9 @@ from dpfy.training.update import hand_over
 SLOW = 8
 """Implementations that take this many times the plain step are timed in three rounds, one step each."""
 
+SHORT = 3e-3
+"""Plain steps of fewer seconds are timed in five times as many rounds: other work of the host shows in them."""
+
 
 def plain(model: nn.Module, case: Case) -> Step:
     """Forward, backward, SGD."""
@@ -243,7 +246,7 @@ def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: arg
         except Exception as error:  # fits alone, but not beside the others
             row["error"] = _told(error)
     first = {kind: clock.time(step, batch) for kind, (step, batch) in steps.items()}
-    for turn in range(options.rounds):
+    for turn in range(options.rounds * (5 if first["plain"] < SHORT else 1)):
         for kind, (step, batch) in steps.items():
             slow = first[kind] > SLOW * first["plain"]
             if turn < 3 or not slow:

@@ -81,7 +81,8 @@ def launch(
     if not any(sizes):
         return
     device, r = tensors[0].device, recurrence
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    away = device.type == "cuda" and device.index != torch.cuda.current_device()
+    with torch.cuda.device(device) if away else nullcontext():
         queue = _queue(device) if device.type == "cuda" else 0
         at = _places(addresses, sizes, device, queue)
         weights = _weights(r.again, r.weights, r.decay, device, queue)

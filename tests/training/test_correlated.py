@@ -40,13 +40,13 @@ def plan_of(mechanism: str) -> dpfy.Plan:
     return recipe.calibrate(4.0, 1e-3)
 
 
-def train(run: dpfy.Run, plan: dpfy.Plan, stop: int = STEPS) -> dict[str, torch.Tensor]:
+def train(run: dpfy.Run, plan: dpfy.Plan, stop: int = STEPS, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Train until `stop` steps are made, then leave: an unfinished run keeps a checkpoint."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    with dpfy.PrivateTraining(model, optimizer, data(), plan, run=run) as training:
+    with dpfy.PrivateTraining(model, optimizer, data(), plan, run=run, runtime=dpfy.Runtime(device=device)) as training:
         if training.steps_done < stop:
             for x, y in training.batches():
                 training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
@@ -55,12 +55,13 @@ def train(run: dpfy.Run, plan: dpfy.Plan, stop: int = STEPS) -> dict[str, torch.
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("mechanism", [*MECHANISMS, "separated", "balls-in-bins"])
-def test_every_mechanism_trains_and_resumes_bit_for_bit(mechanism, tmp_path):
+def test_every_mechanism_trains_and_resumes_bit_for_bit(mechanism, device, tmp_path):
     plan = plan_of(mechanism)
-    whole = train(dpfy.Run(tmp_path / "whole", seed=7), plan)
+    whole = train(dpfy.Run(tmp_path / "whole", seed=7), plan, device=device)
     for stop in (1, 7, 12, STEPS):
-        parts = train(dpfy.Run(tmp_path / "parts", seed=7, resume=stop > 1), plan, stop)
+        parts = train(dpfy.Run(tmp_path / "parts", seed=7, resume=stop > 1), plan, stop, device)
     assert whole.keys() == parts.keys()
     for name in whole:
         assert torch.equal(whole[name], parts[name])
