@@ -29,10 +29,10 @@ from step import Clock, Step, fresh, machine, plain, private, save
 from torch import nn
 
 from dpfy.gradients.bookkeeping import BookkeepingEngine
+from dpfy.gradients.captured import WARM
 from dpfy.gradients.clip import FlatClip
 
 CASES = {"cpu": ["mlp-256", "gpt-16"], "cuda": ["mlp-4096", "gpt2-t256-32"]}
-WARM = 4
 
 
 def compiled(make: Callable[[nn.Module, Case], Step]) -> Callable[[nn.Module, Case], Step]:
@@ -71,7 +71,7 @@ def measure(name: str, case: Case, device: str, dtype: torch.dtype, rounds: int)
         model, batch = fresh(case, device, dtype)
         start = time.perf_counter()
         step = make(model, case)
-        for _ in range(WARM):
+        for _ in range(WARM + 3):
             step(*batch)
         if device == "cuda":
             torch.cuda.synchronize()

@@ -58,7 +58,6 @@ def reference(model: nn.Module, x: Tensor, y: Tensor, clip: FlatClip, mask: Tens
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
 def test_every_call_equals_the_oracle_while_weights_and_masks_change(device: str, clip: FlatClip) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model, _, captured = setup(device)
     for i in range(WARM + 4):
         x, y = batch(device, i)

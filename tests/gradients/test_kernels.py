@@ -30,7 +30,6 @@ FLOATS = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter the kernels run on CPU tensors too."""
     monkeypatch.setattr(kernels, "usable", lambda t: t.dtype in FLOATS)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
 
 

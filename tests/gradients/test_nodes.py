@@ -204,7 +204,6 @@ def test_an_input_in_another_order(kind: str) -> None:
 @pytest.mark.parametrize("change", [None, *CHANGES])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_loop_on_a_gpu(kind: str, change: str | None) -> None:
-    torch.backends.cudnn.allow_tf32 = False  # else every norm of a convolution gets a margin
     model, x = made(kind, None if change is None else lambda layer, h: CHANGES[change](layer(h)))
     loop, fast, clip = LoopEngine(), BookkeepingEngine(), FlatClip(0.3)
     loop.attach(model)

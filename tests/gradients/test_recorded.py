@@ -92,11 +92,6 @@ def engines(
     return engine, usual
 
 
-@pytest.fixture(autouse=True)
-def _exact() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-
-
 def same(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
     assert list(found) == list(expected)
     rtol, atol = (2e-2, 2e-3) if dtype == torch.bfloat16 else (1e-4, 1e-6)
