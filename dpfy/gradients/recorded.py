@@ -186,8 +186,7 @@ class _Recording:
     def __init__(self, sections: list[_Section], end: Key, mask: Tensor | None) -> None:
         self.sections, self.end, self.mask = sections, end, mask
         self.scratch = int(end[0])  # type: ignore[call-overload]
-        self.trusted = False
-        self.misses = 0
+        self.trusted, self.misses = False, 0
 
     def end_with(self, weigh: graphs.Graph, sound: Tensor, add: graphs.Graph) -> None:
         """The graphs for multipliers and sums, and the flag that is known between them."""
