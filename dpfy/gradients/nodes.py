@@ -101,15 +101,8 @@ class _Lookup(Function):
         return None, None, None, None
 
 
-class _LayerNorm(Function):
-    """LayerNorm. Constants: normalised shape, weight, bias, eps."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
-        y, mean, rstd = torch.native_layer_norm(x, *constants)
-        ctx.where, ctx.shape = where, constants[0]
-        ctx.save_for_backward(x, mean, rstd, constants[1])
-        return y
+class _Normalised(Function):
+    """A normalisation that keeps its statistics. `ctx.below` takes the gradient on, given what was saved and `ctx.given`."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Grads:  # type: ignore[override]
@@ -117,28 +110,38 @@ class _LayerNorm(Function):
         tell(ctx.where, grad, (x, mean, rstd))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
-        return _layer_norm_backward(grad, x, ctx.shape, mean, rstd, weight, None, _ONLY_INPUT)[0], None, None, None
+        return ctx.below(ctx.given, grad, x, mean, rstd, weight)[0], None, None, None
 
 
-class _GroupNorm(Function):
+class _LayerNorm(_Normalised):
+    """LayerNorm. Constants: normalised shape, weight, bias, eps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
+        y, mean, rstd = torch.native_layer_norm(x, *constants)
+        ctx.where, ctx.below, ctx.given = where, _below_layer_norm, constants[0]
+        ctx.save_for_backward(x, mean, rstd, constants[1])
+        return y
+
+
+class _GroupNorm(_Normalised):
     """GroupNorm of a contiguous tensor. Constants: weight, bias, how many, channels, space, groups, eps."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
         x = x.contiguous()
         y, mean, rstd = torch.native_group_norm(x, *constants)
-        ctx.where, ctx.sizes = where, constants[2:6]
+        ctx.where, ctx.below, ctx.given = where, _below_group_norm, constants[2:6]
         ctx.save_for_backward(x, mean, rstd, constants[0])
         return y
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Grads:  # type: ignore[override]
-        x, mean, rstd, weight = ctx.saved_tensors
-        tell(ctx.where, grad, (x, mean, rstd))
-        if not ctx.needs_input_grad[0]:
-            return None, None, None, None
-        below = _group_norm_backward(grad.contiguous(), x, mean, rstd, weight, *ctx.sizes, _ONLY_INPUT)[0]
-        return below, None, None, None
+
+def _below_layer_norm(shape: Any, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> Any:
+    return _layer_norm_backward(grad, x, shape, mean, rstd, weight, None, _ONLY_INPUT)
+
+
+def _below_group_norm(sizes: Any, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> Any:
+    return _group_norm_backward(grad.contiguous(), x, mean, rstd, weight, *sizes, _ONLY_INPUT)
 
 
 class _Convolution(Function):
