@@ -49,8 +49,15 @@ TUNING = 1000
 
 @dataclass(frozen=True)
 class Point:
-    """What is tuned, at one guarantee. `rate` is the learning rate without momentum; with momentum m the optimizer takes rate (1 - m)."""
+    """All that a run depends on but its seed.
 
+    `rate` is the learning rate without momentum; with momentum m the optimizer takes rate (1 - m).
+    """
+
+    setting: str
+    batch_size: float
+    clip_norm: float
+    average: float
     mechanism: str
     epsilon: float
     steps: int
@@ -60,7 +67,7 @@ class Point:
     @property
     def plan(self) -> str:
         """The name of its plan."""
-        return f"{self.mechanism} {self.epsilon:g} {self.steps}"
+        return f"{self.setting} {self.batch_size:g} {self.clip_norm:g} {self.mechanism} {self.epsilon:g} {self.steps}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ def accuracy(plan: Plan, data: source.DataSource, model: str, job: Job, options:
     optimizer = torch.optim.SGD(net.parameters(), lr=job.point.rate * (1 - momentum), momentum=momentum)
     with tempfile.TemporaryDirectory() as folder:
         run = dpfy.Run(Path(folder) / "run", seed=job.seed, checkpoint_every=1e9)
-        runtime, update = dpfy.Runtime(device=options.device), dpfy.Update(options.average)
+        runtime, update = dpfy.Runtime(device=options.device), dpfy.Update(job.point.average)
         result = dpfy.fit(
             net, data.train, plan=plan, optimizer=optimizer, run=run, test=data.test, runtime=runtime, update=update
         )
@@ -151,21 +158,22 @@ def _answer(done: Any, workers: list[Any]) -> tuple[Job, dict[str, Any]]:
 
 def grid(options: argparse.Namespace) -> Iterator[list[Point]]:
     """For each mechanism and guarantee, the points that are tried."""
-    _, _, steps, _, _, rates = SETTINGS[options.setting]
+    _, _, steps, _, clip, rates = SETTINGS[options.setting]
+    fixed = (options.setting, options.batch_size, options.clip_norm or clip, options.average)
     tried = list(itertools.product(options.steps or [steps], options.rates or rates, options.momentum))
     for epsilon, mechanism in itertools.product(options.epsilon, options.mechanisms):
-        yield [Point(mechanism, epsilon, *values) for values in tried]
+        yield [Point(*fixed, mechanism, epsilon, *values) for values in tried]
 
 
 def make_plans(points: Iterable[Point], options: argparse.Namespace, records: int) -> dict[str, Any]:
     """Every plan that is needed; those in the file `--plans` are not computed again."""
-    _, _, _, delta, clip, _ = SETTINGS[options.setting]
+    delta = SETTINGS[options.setting][3]
     file = options.plans
     plans = json.loads(file.read_text()) if file and file.is_file() else {}
     for point in points:
         if point.plan not in plans:
             target = Target(point.epsilon, delta)
-            setting = Setting(records, options.batch_size, point.steps, options.clip_norm or clip)
+            setting = Setting(records, point.batch_size, point.steps, point.clip_norm)
             plans[point.plan] = target.plan(recipe_for(point.mechanism, setting, target)).to_json()
     if file:
         file.write_text(json.dumps(plans) + "\n")
