@@ -41,7 +41,7 @@ from dpfy.gradients.captured import WARM, CapturedSum
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
-from dpfy.training.update import hand_over
+from dpfy.training.update import hand_over, rounded
 
 SLOW = 8
 """Implementations that take this many times the plain step are timed in three rounds, one step each."""
@@ -102,7 +102,7 @@ def private(model: nn.Module, case: Case, noise: float = NOISE, graph: bool = Fa
 
     def step(x: Tensor, y: Tensor) -> None:
         total = captured((x, y), clip, None) if graph else engine.bounded_sum(case.losses(model(x), y), clip)
-        released, _ = stream.release(total, next(count), {}, permit)
+        released, _ = stream.release(total, next(count), {}, permit, rounded(total.value, parameters))
         hand_over(released, parameters)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

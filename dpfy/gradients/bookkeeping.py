@@ -125,7 +125,9 @@ class BookkeepingEngine:
 
     def total(self, weighed: Weighed, room: Room | None = None) -> Bounded[Grads]:
         """The bounded sum, of examples without a finite norm nothing."""
-        flag = Flag(weighed.sound)
+        flag = Flag(weighed.sound.device)
+        flag.put(weighed.sound)
+        flag.mark()
         total = self.summed(weighed, room=room)
         return total if flag.value() else self.summed(weighed.cleaned(), room=room)
 
@@ -158,7 +160,7 @@ class BookkeepingEngine:
     @property
     def steady(self) -> bool:
         """Whether every layout is settled and every use has its row: a step then asks the device nothing on its way."""
-        return not self._tape.unsettled and not self._strays and self._seen == set(attached(self._params))
+        return not self._tape.unsettled and not self._strays and len(self._seen) == len(attached(self._params))
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -203,10 +205,12 @@ class BookkeepingEngine:
         self._isolate(losses, parts, sound)
         return self.joined(parts)
 
-    def report(self, losses: Tensor, receive: Callable[[Report], None], keep: bool = False) -> None:
+    def report(
+        self, losses: Tensor, receive: Callable[[Report], None], keep: bool = False, weights: Tensor | None = None
+    ) -> None:
         """Run backward and hand every report to `receive`."""
         with self._tape.into(receive):
-            found = self._backward(losses, list(self.parameters), keep=keep)
+            found = self._backward(losses, list(self.parameters), keep, weights)
         if missed := found - self._strays:
             names = ", ".join(sorted(missed))
             raise Unsupported(f"{names}: a use outside of its layer that appeared after the first batch", "use engine='batched'")
@@ -222,7 +226,10 @@ class BookkeepingEngine:
         params = attached(self._params)
         weights = torch.ones_like(losses) if weights is None else weights
         targets = [self._tape.anchor, *[params[name] for name in names]]
-        grads = torch.autograd.grad(losses, targets, weights, retain_graph=keep, allow_unused=True)
+        with torch.autograd.set_multithreading_enabled(
+            False
+        ):  # to wake another thread, and to be woken, takes longer than it gains
+            grads = torch.autograd.grad(losses, targets, weights, retain_graph=keep, allow_unused=True)
         return {name for name, g in zip(names, grads[1:], strict=True) if g is not None}
 
     def explain(self, report: Report, batch: int, parts: dict[str, list[Contribution]]) -> None:

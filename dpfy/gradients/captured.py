@@ -68,14 +68,14 @@ class _Graph:
         self._batch, self._mask = tuple(t.clone() for t in batch), mask.clone()
         self._first, self._second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-        self._tables = kernels.Tables(mask.device)
+        self._tables, self._sound = kernels.Tables(mask.device), Flag(mask.device)
         with kernels.writing(self._tables):
             with torch.cuda.graph(self._first, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 weighed = engine.weighed(losses_of(*self._batch), clip, self._mask)
                 assert weighed is not None
+                self._sound.put(weighed.sound)
             with torch.cuda.graph(self._second, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._total = engine.summed(weighed, last=True)
-        self._sound = weighed.sound
         self._tables.send()
 
     def replay(self, batch: tuple[Tensor, ...], mask: Tensor) -> Bounded[Grads] | None:
@@ -83,6 +83,6 @@ class _Graph:
         for mine, new in zip((*self._batch, self._mask), (*batch, mask), strict=True):
             mine.copy_(new, non_blocking=True)
         self._first.replay()
-        flag = Flag(self._sound)
+        self._sound.mark()
         self._second.replay()
-        return self._total if flag.value() else None
+        return self._total if self._sound.value() else None

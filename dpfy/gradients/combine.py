@@ -84,19 +84,19 @@ def weigh(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tenso
 class Flag:
     """A truth value on its way from the device: work that is launched after it does not delay its arrival."""
 
-    def __init__(self, flag: Tensor) -> None:
-        self._there = self._here = flag
-        self._event: torch.cuda.Event | None = None
-        if flag.is_cuda:
-            self._here = torch.empty((), dtype=torch.bool, pin_memory=True)
-            self._event = torch.cuda.Event()
-        self.send()
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._here = torch.empty((), dtype=torch.bool, pin_memory=cuda)
+        self._event = torch.cuda.Event() if cuda else None
 
-    def send(self) -> None:
-        """Send it, again if it has changed; a value that nobody waited for is lost."""
+    def put(self, flag: Tensor) -> None:
+        """Send `flag`; a value that nobody waited for is lost. As part of a graph, whenever that is launched."""
+        self._here.copy_(flag, non_blocking=True)
+
+    def mark(self, queue: torch.cuda.Stream | None = None) -> None:
+        """What was put, or launched to be put, on `queue` or the current one, is what :meth:`value` is to wait for."""
         if self._event is not None:
-            self._here.copy_(self._there, non_blocking=True)
-            self._event.record()
+            self._event.record(queue)
 
     def value(self) -> bool:
         """Wait for it."""

@@ -6,9 +6,9 @@ for a few examples at a time, the parts themselves. A bounded number of elements
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Protocol
 
 import torch
@@ -309,3 +309,20 @@ class Outer:
 
     def cleaned(self, keep: Tensor) -> Outer:
         return Outer(kept(self.left, keep), kept(self.right, keep))
+
+
+def storages(*parts: object) -> set[int]:
+    """Where the memory of every tensor in some contributions begins."""
+    return {t.untyped_storage().data_ptr() for part in parts for t in _tensors(part)}
+
+
+def _tensors(part: object) -> Iterator[Tensor]:
+    """Every tensor in a contribution."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for each in part:
+            yield from _tensors(each)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tensors(getattr(part, field.name))

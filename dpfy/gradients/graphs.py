@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -27,6 +27,16 @@ def apart() -> AbstractContextManager[None]:
 def release_work() -> None:
     """Give the memory of work that graphs do from now on back to the device."""
     _POOLS.pop(("work", torch.cuda.current_device()), None)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """`device` as the current one; nothing is done where it is."""
+    return nullcontext() if torch.cuda.current_device() == device.index else torch.cuda.device(device)
+
+
+def queue(device: torch.device) -> torch.cuda.Stream | None:
+    """The current queue of `device`, where it has queues."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def _from_pool(purpose: str) -> AbstractContextManager[None]:

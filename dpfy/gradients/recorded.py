@@ -10,8 +10,7 @@ once, and repeated whenever every tensor lies where it lay.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,19 +20,14 @@ from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients import graphs
 from dpfy.gradients.clip import Clip, QuantileClip
-from dpfy.gradients.combine import Flag, Weighed, scratch_bytes, weigh
-from dpfy.gradients.contribution import Contribution
+from dpfy.gradients.combine import Weighed, scratch_bytes, weigh
 from dpfy.gradients.engine import Grads
+from dpfy.gradients.recording import Key, Own, Parts, Recording, Section, nothing_made, own_parts
 from dpfy.gradients.room import Layout, Room
 from dpfy.gradients.tape import Report, Site
 
 if TYPE_CHECKING:
     from dpfy.gradients.bookkeeping import BookkeepingEngine
-
-Key = tuple[object, ...]
-Parts = dict[str, list[Contribution]]
-Own = list[list[tuple[str, Contribution]] | None]
-"""For each report its contributions, if they hold none of the tensors that were reported; else None."""
 
 SECTION = 12
 """Reports that are worked on together."""
@@ -70,23 +64,31 @@ class Recorder:
     def __init__(self) -> None:
         self.on = True
         self.made = self.repeated = 0
-        self._recordings: dict[Key, _Recording] = {}
+        self._recordings: dict[Key, Recording] = {}
         self._watched: dict[Key, tuple[list[Key], int]] = {}
         self._small: dict[Site, bool] = {}
         self._layouts: dict[Key, Layout] = {}
         self.shelf = graphs.Shelf()
         self._idle = 0
+        self._ones = torch.empty(0)
         self.problem: Exception | None = None
 
     def bounded_sum(self, engine: BookkeepingEngine, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
         """What ``engine.bounded_sum`` gives, for an engine that is steady."""
-        with torch.cuda.device(losses.device):
+        with graphs.on(losses.device):
             if (problem := graphs.problem(losses.device) or _unfit(clip)) is not None:
                 self.give_up(problem)
                 return engine.bounded_sum(losses, clip, mask)
             take = _Take(self, engine, _Request(clip, mask, losses))
-            engine.report(losses, take.receive)
+            engine.report(losses, take.receive, weights=self._weights(losses))
             return take.finish()
+
+    def _weights(self, losses: Tensor) -> Tensor:
+        """Ones like `losses`, the same as at the last step unless somebody wrote into them."""
+        ones = self._ones
+        if ones.shape != losses.shape or ones.dtype is not losses.dtype or ones.device != losses.device or ones._version:
+            self._ones = ones = torch.ones_like(losses)
+        return ones
 
     def layout(self, engine: BookkeepingEngine, clip: Clip) -> Layout:
         """How sums lie in memory."""
@@ -103,7 +105,7 @@ class Recorder:
             self._small[site] = all(p.dim() < 2 for p in site.params)
         return report.grad.nbytes if self._small[site] else 0
 
-    def found(self, first: Key) -> tuple[_Recording | None, list[Key] | None]:
+    def found(self, first: Key) -> tuple[Recording | None, list[Key] | None]:
         """The recording that begins with `first`; or, if one is to be made now, the sections it will have."""
         recording = self._recordings.pop(first, None)
         if recording is not None:
@@ -126,13 +128,13 @@ class Recorder:
         if self._idle >= MOST_WATCHED:
             self.give_up()
 
-    def repeat(self, recording: _Recording) -> None:
+    def repeat(self, recording: Recording) -> None:
         """`recording` served a step."""
         recording.misses = self._idle = 0
         self.repeated += 1
         graphs.release_work()
 
-    def keep(self, recording: _Recording) -> None:
+    def keep(self, recording: Recording) -> None:
         """Take up a new recording; the one that was not used for longest makes room."""
         first = recording.sections[0].key
         self._watched.pop(first, None)
@@ -141,7 +143,7 @@ class Recorder:
         self._recordings[first] = recording
         self.made += 1
 
-    def missed(self, recording: _Recording) -> None:
+    def missed(self, recording: Recording) -> None:
         """A step that began like `recording` went on differently."""
         recording.misses += 1
         if recording.misses >= MOST_MISSES:
@@ -171,40 +173,6 @@ class _Request:
         return (self.clip, self.mask is None, len(self.losses), self.losses.device, *settings, *engine.identity())
 
 
-@dataclass
-class _Section:
-    """The work on some reports. `own`: the contributions of a report where none of the reported tensors is needed any more."""
-
-    key: Key
-    graph: graphs.Graph
-    own: Own
-
-
-class _Recording:
-    """Graphs for all sections of a step, for the multipliers and for the sums. All tensors in it are overwritten at every use."""
-
-    def __init__(self, sections: list[_Section], end: Key, mask: Tensor | None) -> None:
-        self.sections, self.end, self.mask = sections, end, mask
-        self.scratch = int(end[0])  # type: ignore[call-overload]
-        self.trusted, self.misses = False, 0
-
-    def end_with(self, weigh: graphs.Graph, sound: Tensor, add: graphs.Graph) -> None:
-        """The graphs for multipliers and sums, and the flag that is known between them."""
-        self._weigh, self._sound, self._add = weigh, Flag(sound), add
-
-    def weigh(self, mask: Tensor | None) -> None:
-        """Multipliers for what the sections left."""
-        if self.mask is not None and mask is not None:
-            self.mask.copy_(mask)
-        self._weigh.replay()
-        self._sound.send()
-
-    def add(self) -> bool:
-        """Sums with the multipliers of :meth:`weigh`; False if some norm was not finite, and the sums are worthless."""
-        self._add.replay()
-        return self._sound.value()
-
-
 class _Take:
     """One step: reports come in and are worked on, section by section, by a recording or as usual."""
 
@@ -215,9 +183,9 @@ class _Take:
         self._keys: list[Key] = []
         self._held: list[tuple[Own, list[Report | None]]] = []
         self._parts: Parts = {}
-        self._recording: _Recording | None = None
+        self._recording: Recording | None = None
         self._expected: list[Key] | None = None
-        self._made: list[_Section] = []
+        self._made: list[Section] = []
 
     def receive(self, report: Report) -> None:
         """Take up a report, and work on those that wait when there are enough."""
@@ -228,7 +196,7 @@ class _Take:
 
     def _close(self) -> None:
         reports, self._waiting, self._bytes = self._waiting, [], 0
-        key: Key = tuple(_lies(report) for report in reports)
+        key: Key = tuple([report.lies() for report in reports])
         place = len(self._keys)
         if not place:
             key = (*self._request.key(self._engine), *key)
@@ -237,7 +205,7 @@ class _Take:
         if self._recording is not None:
             sections = self._recording.sections
             if place < len(sections) and sections[place].key == key:
-                sections[place].graph.replay()
+                sections[place].replay()
                 self._hold(sections[place].own, reports)
                 return
             self._miss()
@@ -246,13 +214,13 @@ class _Take:
                 return
             self._expected = None
         with graphs.apart():
-            self._hold(self._work(reports), reports)
+            self._hold(self._work(reports)[0], reports)
 
     def _hold(self, own: Own, reports: list[Report]) -> None:
         self._held.append((own, [report if mine is None else None for report, mine in zip(reports, own, strict=True)]))
 
-    def _work(self, reports: list[Report]) -> Own:
-        """Add the contributions of `reports` to what there is."""
+    def _work(self, reports: list[Report]) -> tuple[Own, bool]:
+        """Add the contributions of `reports` to what there is. Also says whether there was nothing to compute."""
         found: list[Parts] = [{} for _ in reports]
         for report, parts in zip(reports, found, strict=True):
             self._engine.explain(report, len(self._request.losses), parts)
@@ -260,20 +228,21 @@ class _Take:
         for parts in found:
             for name, uses in parts.items():
                 self._parts.setdefault(name, []).extend(uses)
-        return [_own(report, parts) for report, parts in zip(reports, found, strict=True)]
+        own = [own_parts(report, parts) for report, parts in zip(reports, found, strict=True)]
+        return own, nothing_made(reports, found)
 
     def _record(self, key: Key, reports: list[Report]) -> bool:
         """Record the work on `reports`, and do it. False if that cannot be."""
         before = {name: list(uses) for name, uses in self._parts.items()}
         try:
-            graph, own = self._recorder.shelf.record(lambda: self._work(reports), reports[0].grad.device, 1 << 12)
+            graph, (own, nothing) = self._recorder.shelf.record(lambda: self._work(reports), reports[0].grad.device, 1 << 12)
         except (RuntimeError, DpfyError) as problem:
             self._parts = before
             self._engine.drop()
             self._recorder.give_up(problem)
             return False
-        graph.replay()
-        self._made.append(_Section(key, graph, own))
+        self._made.append(Section(key, graph, own, nothing))
+        self._made[-1].replay()
         self._hold(own, reports)
         return True
 
@@ -304,9 +273,10 @@ class _Take:
             self._miss()
         if self._recording is not None:
             self._recording.weigh(self._request.mask)  # under way while the host goes on
-        scratch = scratch_bytes(part for uses in self._parts.values() for part in uses)
-        layout = self._recorder.layout(self._engine, self._request.clip)
-        room, end = layout.room(scratch if self._recording is None else self._recording.scratch)
+            scratch = self._recording.scratch
+        else:
+            scratch = scratch_bytes(part for uses in self._parts.values() for part in uses)
+        room, end = self._recorder.layout(self._engine, self._request.clip).room(scratch)
         if self._recording is not None and self._recording.end != end:
             self._miss()
         self._keys.append(end)
@@ -327,18 +297,24 @@ class _Take:
         self._recorder.repeat(self._recording)
         return Bounded(dict(room.places), self._request.clip.bound)
 
-    def _recorded(self, room: Room, end: Key) -> _Recording | None:
+    def _recorded(self, room: Room, end: Key) -> Recording | None:
         """The recording of this step; None if it cannot be made."""
         mask, device, shelf = self._request.mask, self._request.losses.device, self._recorder.shelf
-        made = _Recording(self._made, end, None if mask is None else shelf.like(mask))
+        made = Recording(self._made, end, None if mask is None else shelf.like(mask), device)
+
+        def multipliers() -> Weighed:
+            weighed = self._weighed(made.mask)
+            made.sound.put(weighed.sound)
+            return weighed
+
         try:
-            first, weighed = shelf.record(lambda: self._weighed(made.mask), device, 1 << 17)
+            first, weighed = shelf.record(multipliers, device, 1 << 17)
             second, _ = shelf.record(lambda: self._engine.summed(weighed, last=True, room=room), device, 1 << 14)
         except (RuntimeError, DpfyError) as problem:
             self._recorder.give_up(problem)
             self._again()
             return None
-        made.end_with(first, weighed.sound, second)
+        made.end_with(first, second)
         made.weigh(mask)
         self._recorder.keep(made)
         return made
@@ -370,30 +346,3 @@ def _unfit(clip: Clip) -> Exception | None:
     except TypeError as found:
         return found
     return None
-
-
-def _lies(report: Report) -> Key:
-    """Who reported, and where every tensor lies."""
-    tensors = (report.grad, *report.saved)
-    return (report.site, report.facts, *[(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors])
-
-
-def _own(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | None:
-    """The contributions of `report`, if they hold none of its tensors."""
-    theirs = {t.untyped_storage().data_ptr() for t in (report.grad, *report.saved)}
-    found = [(name, part) for name, uses in parts.items() for part in uses]
-    if any(t.untyped_storage().data_ptr() in theirs for _, part in found for t in _tensors(part)):
-        return None
-    return found
-
-
-def _tensors(part: object) -> Iterator[Tensor]:
-    """Every tensor in a contribution."""
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, list | tuple):
-        for each in part:
-            yield from _tensors(each)
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from _tensors(getattr(part, field.name))

@@ -24,19 +24,15 @@ class Pieces:
     """Tensors of some shapes side by side in one piece of memory, each at a multiple of eight elements."""
 
     def __init__(self, shapes: Sequence[torch.Size]) -> None:
-        self._likes: list[Tensor] = []
-        self._mine: list[int] = []
+        self.total = 0
+        self._views: list[tuple[torch.Size, tuple[int, ...], int]] = []
         for shape in shapes:
-            self._mine.append(len(self._likes))
-            self._likes.append(torch.empty(shape, device="meta"))
-            if gap := -shape.numel() % 8:
-                self._likes.append(torch.empty(gap, device="meta"))
-        self.total = sum(like.numel() for like in self._likes)
+            self._views.append((shape, torch.empty(shape, device="meta").stride(), self.total))
+            self.total += shape.numel() + -shape.numel() % 8
 
     def of(self, flat: Tensor) -> list[Tensor]:
-        """The tensors in `flat`, which has `total` elements: all views in one call."""
-        made = torch._utils._unflatten_dense_tensors(flat, self._likes)
-        return [made[i] for i in self._mine]
+        """The tensors in `flat`, which has `total` elements."""
+        return [flat.as_strided(*view) for view in self._views]
 
 
 class Layout:

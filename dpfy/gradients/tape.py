@@ -97,6 +97,15 @@ class Report:
     facts: tuple[object, ...] = ()
     """Whatever the answer of `explain` depends on besides the tensors and the site."""
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The gradient and what was saved."""
+        return (self.grad, *self.saved)
+
+    def lies(self) -> tuple[object, ...]:
+        """Who reported what, and where every tensor lies."""
+        return (self.site, self.facts, *[(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors])
+
 
 @dataclass
 class Tape:

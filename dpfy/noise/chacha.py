@@ -44,6 +44,12 @@ def usable(tensors: Sequence[Tensor]) -> bool:
     return triton is not None and all(t.is_cuda and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
 
 
+def _writes(into: Sequence[Tensor]) -> bool:
+    """Whether the kernel can write its results to these tensors."""
+    kind = into[0].dtype
+    return kind in _KINDS and all(t.dtype is kind and t.is_contiguous() for t in into)
+
+
 def add_(
     tensors: Sequence[Tensor],
     scale: float,
@@ -51,8 +57,12 @@ def add_(
     divisor: float = 1.0,
     recurrence: Recurrence = FRESH,
     past: Tensor | None = None,
+    into: Sequence[Tensor] | None = None,
 ) -> None:
     """Add `scale` times the noise of `recurrence` to all `tensors` and divide by `divisor`, in place; the rows of `past` move on.
+
+    With `into` the results are rounded to the types of these tensors and written there, and `tensors` are only read where that is
+    the shorter way.
 
     `keys`: 32 bytes for the step's own draw, then for each earlier draw that is taken again, the last step's first. The values of a
     draw are a function of its key and of the sizes of the tensors. `past` holds the rows that the recurrence reads, the tensors side
@@ -62,36 +72,48 @@ def add_(
     u = (k + 1/2) / 2^32 for a whole number k of 32 bits, so that small u, which make the tail, keep their full precision; a pair has at
     most radius 6.77. Weights of the past are rounded toward zero, that of the step's own draw and the scale up. Sums and rows equal those
     of the portable :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding. The kernel has shown on this device that
-    it does what it says (:mod:`dpfy.noise.proof`).
+    it does what it says (:mod:`dpfy.noise.proof`). Noise is added in float32, before anything is rounded to another type.
     """
-    if tensors and tensors[0].is_cuda:
+    if not tensors:
+        return
+    out = tensors if into is None or not _writes(into) else into
+    if tensors[0].is_cuda:
         from dpfy.noise import proof
 
         _not_recorded()  # before the proof, which cannot be had there
         r = recurrence
-        proof.require(tensors[0].device, bool(r.again), bool(r.weights) and not r.decay, len(r.decay))
-    launch(tensors, scale, keys, divisor, recurrence, past)
+        proof.require(tensors[0].device, bool(r.again), bool(r.weights) and not r.decay, len(r.decay), out[0].dtype)
+    launch(tensors, scale, keys, divisor, recurrence, past, out)
+    if into is not None and out is tensors:
+        torch._foreach_copy_(list(into), list(tensors))
 
 
 def launch(
-    tensors: Sequence[Tensor], scale: float, keys: Sequence[bytes], divisor: float, recurrence: Recurrence, past: Tensor | None
+    tensors: Sequence[Tensor],
+    scale: float,
+    keys: Sequence[bytes],
+    divisor: float,
+    recurrence: Recurrence,
+    past: Tensor | None,
+    out: Sequence[Tensor],
 ) -> None:
-    """What :func:`add_` does, without asking for proof."""
+    """What :func:`add_` does, without asking for proof. The results go to `out`, which may be `tensors`."""
     addresses, sizes = tuple([t.data_ptr() for t in tensors]), tuple([t.numel() for t in tensors])
+    ends = addresses if out is tensors else tuple([t.data_ptr() for t in out])
     if not any(sizes):
         return
     device, r = tensors[0].device, recurrence
     away = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if away else nullcontext():
         queue = _queue(device) if device.type == "cuda" else 0
-        at = _places(addresses, sizes, device, queue)
+        at = _places(addresses, ends, sizes, device, queue)
         weights = _weights(r.again, r.weights, r.decay, device, queue)
         again = _sent(torch.tensor([word for key in keys[1:] for word in _words(key)]), device) if r.again else at.table
         rows = at.table if past is None else past
         _add[(at.tiles * (LANES // WIDTH),)](
             at.table, at.owners, *_words(keys[0]), single_up(1 / single(r.first)), single_up(scale * r.gain), divisor,
             again, len(r.again), weights, rows, at.length, len(r.weights), r.keep,
-            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)),
+            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)), OUT=_KINDS[out[0].dtype],
             AGAIN=bool(r.again), RING=bool(r.weights) and not r.decay, BUFFERS=len(r.decay), num_warps=WIDTH // 32,
         )  # fmt: skip
 
@@ -113,7 +135,8 @@ def _pieces(buffers: int) -> int:
 
 
 class _Places(NamedTuple):
-    """Where the tensors lie: (address, first tile, size, place in a row of the past) of each, and whose each tile is, on the device."""
+    """Where the tensors lie: (address, first tile, size, place in a row of the past, address of the result) of each, and whose each
+    tile is, on the device."""
 
     table: Tensor
     owners: Tensor
@@ -122,10 +145,12 @@ class _Places(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _places(addresses: tuple[int, ...], sizes: tuple[int, ...], device: torch.device, queue: int) -> _Places:
+def _places(
+    addresses: tuple[int, ...], ends: tuple[int, ...], sizes: tuple[int, ...], device: torch.device, queue: int
+) -> _Places:
     """Kept, because addresses repeat from step to step in training: then nothing is sent. A table belongs to the queue it was sent on."""
     firsts, offsets = accumulate((-(-size // TILE) for size in sizes), initial=0), accumulate(sizes, initial=0)
-    rows = zip(addresses, firsts, sizes, offsets, strict=False)
+    rows = zip(addresses, firsts, sizes, offsets, ends, strict=False)
     table = _sent(torch.tensor([number for row in rows for number in row]), device)
     owners = _owners(sizes, device, queue)
     return _Places(table, owners, len(owners), sum(sizes))
@@ -154,8 +179,10 @@ def _words(key: bytes) -> tuple[int, ...]:
 
 
 _add: Any = None
+_KINDS: dict[torch.dtype, Any] = {}
 
 if triton is not None:
+    _KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
     @triton.jit
     def _quarter(a, b, c, d):
@@ -244,10 +271,10 @@ if triton is not None:
 
     @triton.jit
     def _finish(
-        y, target, scale, divisor, weights, past, stride, rows, keep, inside,
+        y, target, out, scale, divisor, weights, past, stride, rows, keep, inside,
         RING: tl.constexpr, BUFFERS: tl.constexpr, MASKED: tl.constexpr,
     ):  # fmt: skip
-        """Correlate with the past, add to the sums and divide."""
+        """Correlate with the past, add to the sums, divide, and round to the type of the result."""
         if RING:
             for r in range(rows):
                 # A row's number times its length can pass 2^31.
@@ -261,14 +288,14 @@ if triton is not None:
             y += tl.load(weights + j) * held[j]
         for j in tl.static_range(BUFFERS):
             tl.store(past + j * stride, tl.load(weights + BUFFERS + j) * held[j] + y, mask=inside)
-        tl.store(target, (total + scale * y) / divisor, mask=inside)
+        tl.store(out, (total + scale * y) / divisor, mask=inside)
 
     @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "draws", "stride", "rows", "keep"])
     def _add(
         table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, divisor,
         again, draws, weights, past, stride: tl.int64, rows, keep,
         LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
-        PIECES: tl.constexpr, AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
+        PIECES: tl.constexpr, OUT: tl.constexpr, AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
     ):  # fmt: skip
         """WIDTH lanes of one tile of one tensor.
 
@@ -276,11 +303,12 @@ if triton is not None:
         """
         part = tl.program_id(0).to(tl.int64)
         tile = part // (LANES // WIDTH)
-        mine = table + 4 * tl.load(owners + tile)
+        mine = table + 5 * tl.load(owners + tile)
         block = part * WIDTH + tl.arange(0, WIDTH)
         start = (tile - tl.load(mine + 1)) * (16 * LANES)
         left = tl.load(mine + 2) - start
         target = tl.load(mine).to(tl.pointer_type(tl.float32)) + start
+        out = tl.load(mine + 4).to(tl.pointer_type(OUT)) + start
         past += tl.load(mine + 3) + start
         z = _draw(k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, ROUNDS)
         if AGAIN:
@@ -299,7 +327,13 @@ if triton is not None:
             y = own * tl.reshape(pieces[k], (WIDTH, 16 // PIECES))
             place = (block % LANES).to(tl.int32)[:, None] + (PIECES * tl.arange(0, 16 // PIECES) + k)[None, :] * LANES
             if left >= 16 * LANES:  # apart, because so many masks are more than there are registers for them
-                _finish(y, target + place, scale, divisor, weights, past + place, stride, rows, keep, None, RING, BUFFERS, False)
+                _finish(
+                    y, target + place, out + place, scale, divisor, weights, past + place, stride, rows, keep, None,
+                    RING, BUFFERS, False,
+                )  # fmt: skip
             else:
                 inside = place < left.to(tl.int32)
-                _finish(y, target + place, scale, divisor, weights, past + place, stride, rows, keep, inside, RING, BUFFERS, True)
+                _finish(
+                    y, target + place, out + place, scale, divisor, weights, past + place, stride, rows, keep, inside,
+                    RING, BUFFERS, True,
+                )  # fmt: skip

@@ -56,16 +56,25 @@ def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
     return torch.float64 if torch.float64 in {t.dtype for t in like.values()} else torch.float32
 
 
-def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, stream: str, step: int, divisor: float = 1.0) -> None:
-    """Add `scale` times ``draw(sums, randomness, stream, step)`` to `sums` and divide them by `divisor`, in place.
+def add_(
+    sums: Mapping[str, Tensor],
+    scale: float,
+    randomness: Randomness,
+    stream: str,
+    step: int,
+    divisor: float = 1.0,
+    into: Sequence[Tensor] | None = None,
+) -> None:
+    """Add `scale` times ``draw(sums, randomness, stream, step)`` to `sums` and divide them by `divisor`, in place; with `into`, the
+    results are rounded to the types of these tensors and written there.
 
     All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made, and each part of
     them is read and written once; there the ratio of noise to sum is rounded up.
     """
     if any(t.device.type != "cpu" for t in sums.values()):
         many = list(sums.values())
-        if not _add_by_counter(many, scale, randomness.key(stream, step, 32), divisor):
-            add_and_divide_(many, list(draw(sums, randomness, stream, step).values()), scale, divisor)
+        if not _add_by_counter(many, scale, randomness.key(stream, step, 32), divisor, into):
+            add_and_divide_(many, list(draw(sums, randomness, stream, step).values()), scale, divisor, into)
         return
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
     sizes = [t.numel() for t in sums.values()]
@@ -84,28 +93,39 @@ def add_(sums: Mapping[str, Tensor], scale: float, randomness: Randomness, strea
     for t, row in zip(sums.values(), rows, strict=True):
         if row.data_ptr() != t.data_ptr():
             t.copy_(row.view(t.shape))
+    _put(into, list(sums.values()))
 
 
-def _add_by_counter(sums: Sequence[Tensor], scale: float, key: bytes, divisor: float = 1.0) -> bool:
+def _add_by_counter(
+    sums: Sequence[Tensor], scale: float, key: bytes, divisor: float = 1.0, into: Sequence[Tensor] | None = None
+) -> bool:
     """Add and divide in one launch, on a GPU; False where that cannot be."""
     from dpfy.noise import chacha
 
     if not chacha.usable(sums):
         return False
-    chacha.add_(sums, scale, [key], divisor)
+    chacha.add_(sums, scale, [key], divisor, into=into)
     return True
 
 
-def add_and_divide_(sums: list[Tensor], noise: list[Tensor], scale: float, divisor: float) -> None:
-    """(sum + scale noise) / divisor, in place."""
+def add_and_divide_(
+    sums: list[Tensor], noise: list[Tensor], scale: float, divisor: float, into: Sequence[Tensor] | None = None
+) -> None:
+    """(sum + scale noise) / divisor, in place, and rounded into `into` where it is given."""
     torch._foreach_add_(sums, noise, alpha=scale)
-    divide_(sums, divisor)
+    divide_(sums, divisor, into)
 
 
-def divide_(sums: list[Tensor], divisor: float) -> None:
-    """In place."""
+def divide_(sums: list[Tensor], divisor: float, into: Sequence[Tensor] | None = None) -> None:
+    """In place, and rounded into `into` where it is given."""
     if divisor != 1:
         torch._foreach_div_(sums, divisor)
+    _put(into, sums)
+
+
+def _put(into: Sequence[Tensor] | None, sums: list[Tensor]) -> None:
+    if into is not None:
+        torch._foreach_copy_(list(into), sums)
 
 
 def _pairs(

@@ -28,10 +28,13 @@ WEIGHTS = (-0.61, 0.37, -0.23, 0.19, -0.11, 0.07, 0.05, -0.03)
 
 
 @lru_cache(maxsize=64)
-def require(device: torch.device, again: bool, ring: bool, buffers: int) -> None:
-    """Refuse to go on if the form of the kernel for such recurrences does not give the noise it should on `device`."""
+def require(device: torch.device, again: bool, ring: bool, buffers: int, kind: torch.dtype = torch.float32) -> None:
+    """Refuse to go on if the form of the kernel for such recurrences, with results of such a type, does not give the noise it should
+    on `device`."""
+    if kind is not torch.float32:
+        require(device, again, ring, buffers)  # where rounding hides nothing
     recurrence = _example(again, ring, buffers)
-    if (gap := disagreement(device, recurrence)) > TOLERANCE:
+    if (gap := disagreement(device, recurrence, kind)) > TOLERANCE:
         what = f"the noise kernel on {device}: it is off by {gap:.1e} where at most {TOLERANCE:.0e} is rounding"
         raise Unsupported(what, "train on a CPU, or with parameters in float64, and report this")
 
@@ -45,21 +48,22 @@ def _example(again: bool, ring: bool, buffers: int) -> Recurrence:
     return Recurrence(first=0.8, again=(-0.5, -0.3) if again else (), weights=rows, keep=2 if ring else 0, gain=1.3)
 
 
-def disagreement(device: torch.device, recurrence: Recurrence) -> float:
-    """The largest distance of the kernel's sums and rows from those worked out here."""
+def disagreement(device: torch.device, recurrence: Recurrence, kind: torch.dtype = torch.float32) -> float:
+    """The largest distance of the kernel's sums and rows from those worked out here, beyond what rounding to `kind` may do."""
     keys = [bytes((37 * i + 11 * j) % 256 for i in range(chacha.KEY_BYTES)) for j in range(1 + len(recurrence.again))]
     draw = np.random.default_rng(1)
     sums = [draw.standard_normal(n).astype(np.float32) for n in SIZES]
     rows = draw.standard_normal((len(recurrence.weights), sum(SIZES))).astype(np.float32)
     found = [torch.from_numpy(part.copy()).to(device) for part in sums]
     past = torch.from_numpy(rows.copy()).to(device) if len(rows) else None
-    chacha.launch(found, SCALE, keys, DIVISOR, recurrence, past)
+    out = found if kind is torch.float32 else [torch.empty_like(part, dtype=kind) for part in found]
+    chacha.launch(found, SCALE, keys, DIVISOR, recurrence, past, out)
     y = (_values(keys[0]) + sum(single(w) * _values(key) for w, key in zip(recurrence.again, keys[1:], strict=True))) / single(
         recurrence.first
     )
     y = y + sum(single(w) * row.astype(np.float64) for w, row in zip(recurrence.weights, rows, strict=True))
     total = (np.concatenate(sums) + single_up(SCALE * recurrence.gain) * y) / DIVISOR
-    gap = _gap(torch.cat(found), total)
+    gap = _gap(torch.cat(out), total)
     if past is None:
         return gap
     after = rows.astype(np.float64)
@@ -71,8 +75,10 @@ def disagreement(device: torch.device, recurrence: Recurrence) -> float:
 
 
 def _gap(found: Tensor, expected: NDArray[np.float64]) -> float:
-    """The largest distance; infinite where something is not a number."""
-    gap = np.abs(found.double().cpu().numpy() - expected)
+    """The largest distance beyond rounding to the nearest; infinite where something is not a number."""
+    kind = torch.finfo(found.dtype)
+    rounding = 0.5 * kind.eps * 2 ** np.floor(np.log2(np.maximum(np.abs(expected), kind.tiny)))
+    gap = np.abs(found.double().cpu().numpy() - expected) - rounding
     return float(gap.max()) if np.isfinite(gap).all() else float("inf")
 
 

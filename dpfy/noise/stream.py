@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
@@ -13,6 +16,9 @@ from dpfy.core.values import Bounded, Private
 from dpfy.noise import gaussian, memory
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
 
+Ends = Sequence[Tensor] | None
+"""Where results go instead of the place of the sums."""
+
 
 @dataclass(frozen=True)
 class NoiseStream:
@@ -21,7 +27,7 @@ class NoiseStream:
     `scale` is the noise multiplier times the strategy's sensitivity; the standard deviation is `scale` times the bound that the sum
     carries, so there is one owner of the clip norm. The noise of step s is a function of (secret, name, s) alone. The noisy sum is
     divided by `divisor`, which is public, while it is at hand. With `in_place` the released value takes the memory of the sum, which
-    must not be used afterwards; otherwise the sum is left as it is.
+    must not be used afterwards, not even where the value went elsewhere; otherwise the sum is left as it is.
     """
 
     strategy: Strategy
@@ -39,8 +45,13 @@ class NoiseStream:
         """The strategy's state before the first step."""
         return self.strategy.init(like)
 
-    def release(self, total: Bounded[Grads], step: int, state: State, permit: Permit) -> tuple[Private[Grads], State]:
+    def release(
+        self, total: Bounded[Grads], step: int, state: State, permit: Permit, into: Grads | None = None
+    ) -> tuple[Private[Grads], State]:
         """The noisy sum of `step`, divided, and the state for the next one.
+
+        With `into`, tensors of the same names and shapes, the released values are rounded to their types and written there, on a GPU
+        in the pass that adds the noise.
 
         Guarantees: refuses a step that `permit` does not cover, and an unbounded sum unless the scale is zero (a run without
         privacy, billed as such). Every parameter gets noise at every step, also when the batch was empty. Noise is added in float32
@@ -51,25 +62,26 @@ class NoiseStream:
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         dtype = gaussian.dtype_of(total.value)
         noisy = {n: v if self.in_place and v.dtype is dtype else v.to(dtype, copy=True) for n, v in total.value.items()}
+        ends = None if into is None else [into[name] for name in noisy]
         if self.scale == 0:
-            gaussian.divide_(list(noisy.values()), self.divisor)
+            gaussian.divide_(list(noisy.values()), self.divisor, ends)
         else:
-            state = self._add_(noisy, self.scale * total.bound.l2, step, state)
-        return Private(noisy), state
+            state = self._add_(noisy, self.scale * total.bound.l2, step, state, ends)
+        return Private(noisy if into is None else into), state
 
-    def _add_(self, sums: Grads, scale: float, step: int, state: State) -> State:
-        """Add the noise of `step` and divide, in place: where the sums are if the step is a recurrence, else drawn first."""
-        if isinstance(self.strategy, Recurrent) and self._added(self.strategy.recurrence(step), sums, scale, step, state):
+    def _add_(self, sums: Grads, scale: float, step: int, state: State, into: Ends) -> State:
+        """Add the noise of `step` and divide: where the sums are if the step is a recurrence, else drawn first."""
+        if isinstance(self.strategy, Recurrent) and self._added(self.strategy.recurrence(step), sums, scale, step, state, into):
             return state
         unit, state = self.strategy.next(step, lambda s: gaussian.draw(sums, self.randomness, self.name, s), state)
-        gaussian.add_and_divide_(list(sums.values()), [unit[name] for name in sums], scale, self.divisor)
+        gaussian.add_and_divide_(list(sums.values()), [unit[name] for name in sums], scale, self.divisor, into)
         return state
 
-    def _added(self, recurrence: Recurrence, sums: Grads, scale: float, step: int, state: State) -> bool:
+    def _added(self, recurrence: Recurrence, sums: Grads, scale: float, step: int, state: State, into: Ends) -> bool:
         """Make the noise where it is added, one pass for all; False, and nothing done, where that cannot be."""
         if recurrence.is_fresh:
             factor = recurrence.gain / recurrence.first
-            gaussian.add_(sums, scale * factor, self.randomness, self.name, step, self.divisor)
+            gaussian.add_(sums, scale * factor, self.randomness, self.name, step, self.divisor, into)
             return True
         from dpfy.noise import chacha
 
@@ -80,5 +92,5 @@ class NoiseStream:
         if past is not None and not past.is_contiguous():
             return False
         keys = [self.randomness.key(self.name, step - back, chacha.KEY_BYTES) for back in range(1 + len(recurrence.again))]
-        chacha.add_(many, scale, keys, self.divisor, recurrence, past)
+        chacha.add_(many, scale, keys, self.divisor, recurrence, past, into)
         return True

@@ -29,7 +29,7 @@ from dpfy.training.averaging import swapped, trainable
 from dpfy.training.physical import common, largest_batch, snug
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
-from dpfy.training.update import Update, hand_over
+from dpfy.training.update import Update, hand_over, rounded
 
 
 class PrivateTraining:
@@ -222,10 +222,12 @@ class PrivateTraining:
     def _update(self, total: Bounded[Grads]) -> None:
         """Noise, divide by the expected batch size, step: the logical boundary."""
         step, recipe = self.steps_done, self.plan.recipe
-        released, self.noise_state = self._noise.release(total, step, self.noise_state, self.folder.permit)
+        parameters = trainable(self.model)
+        into = rounded(total.value, parameters)
+        released, self.noise_state = self._noise.release(total, step, self.noise_state, self.folder.permit, into)
         if (count := released.value.pop(COUNT, None)) is not None and isinstance(self.clip, QuantileClip):
             self.clip = self.clip.updated(float(count) * recipe.expected_batch, recipe.expected_batch)
-        hand_over(released, trainable(self.model))
+        hand_over(released, parameters)
         if self.rule.schedule is not None:
             for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
                 group["lr"] = base * self.rule.schedule(step)

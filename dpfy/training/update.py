@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dpfy.core import check
 from dpfy.core.values import Private
 from dpfy.gradients.room import Pieces
+from dpfy.noise.gaussian import dtype_of
 from dpfy.training.averaging import Averaging
 
 
@@ -31,24 +32,27 @@ class Update:
         return Averaging(self.average)
 
 
+def rounded(sums: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor] | None:
+    """Memory for the released means of `sums` in the parameters' types: one piece, where all of them are of one type.
+
+    None where noise is made in that type: then it needs none.
+    """
+    likes, noise = [parameters.get(name, s) for name, s in sums.items()], dtype_of(sums)
+    if all(like.dtype is noise for like in likes):
+        return None
+    first = likes[0]
+    if all(like.dtype is first.dtype and like.device == first.device and like.is_contiguous() for like in likes):
+        pieces = _pieces(tuple([like.shape for like in likes]))
+        made = pieces.of(torch.empty(pieces.total, dtype=first.dtype, device=first.device))
+    else:
+        made = [torch.empty_like(like, requires_grad=False) for like in likes]
+    return dict(zip(sums, made, strict=True))
+
+
 def hand_over(released: Private[dict[str, Tensor]], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Make the released means the gradients of `parameters`, in the parameters' types."""
-    targets, means = [parameters[name] for name in released.value], list(released.value.values())
-    if any(p.dtype != mean.dtype for p, mean in zip(targets, means, strict=True)):
-        rounded = _like(targets)
-        torch._foreach_copy_(rounded, means)
-        means = rounded
-    for p, mean in zip(targets, means, strict=True):
-        p.grad = mean
-
-
-def _like(targets: list[nn.Parameter]) -> list[Tensor]:
-    """Memory for gradients of `targets`: one piece, where all of them are dense and of one kind."""
-    first = targets[0]
-    if all(p.dtype is first.dtype and p.device == first.device and p.is_contiguous() for p in targets):
-        pieces = _pieces(tuple([p.shape for p in targets]))
-        return pieces.of(torch.empty(pieces.total, dtype=first.dtype, device=first.device))
-    return [torch.empty_like(p) for p in targets]
+    """Make the released means, in the parameters' types, the gradients of `parameters`."""
+    for name, mean in released.value.items():
+        parameters[name].grad = mean
 
 
 _pieces = lru_cache(maxsize=8)(Pieces)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpfy.gradients import graphs, recorded
+from dpfy.gradients import bookkeeping, graphs, recorded
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
 from dpfy.gradients.recorded import SAME, Recorder
@@ -75,10 +75,10 @@ def _flat(made: Any) -> list[Tensor]:
 class Stage:
     """An engine whose reports always lie at the same places, in as many sets of places as asked for."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: nn.Module | None = None) -> None:
         self.spoilt = self.broken = False
         torch.manual_seed(0)
-        self.model, self.engine = Model(), BookkeepingEngine()
+        self.model, self.engine = model or Model(), BookkeepingEngine()
         self.engine.attach(self.model)
         for seed in range(2):
             self.usual(seed, FlatClip(1.0), None)
@@ -165,6 +165,46 @@ def test_repeated_steps_give_the_usual_sums(stage: Stage, clip: Clip, section: i
     for seed in range(SAME + 5):
         stage.check(seed, clip, torch.arange(6) % 2 == seed % 2)
     assert (stage.recorder.made, stage.recorder.repeated) == (2, 10)
+
+
+class Products(nn.Module):
+    """Layers whose contributions are views of what they report: only the last steps of the work compute anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(4, 8), (8, 8), (8, 11)]
+        self.layers = nn.Sequential(*[nn.Linear(*size, bias=False) for size in sizes])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean(1)
+
+
+def test_sections_that_compute_nothing_are_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookkeeping, "joins", lambda part: True)  # as with kernels, norms are taken at the end
+    launched: list[FakeGraph] = []
+    replay = FakeGraph.replay
+    monkeypatch.setattr(FakeGraph, "replay", lambda graph: launched.append(graph) or replay(graph))
+    for model, nothing in ((Products(), True), (Model(), False)):
+        stage = Stage(monkeypatch, model)
+        for seed in range(SAME + 4):
+            stage.check(seed)
+        assert (stage.recorder.made, stage.recorder.repeated) == (1, 4)
+        (recording,) = stage.recorder._recordings.values()
+        assert all(section.idle for section in recording.sections) is nothing
+        for section in recording.sections:
+            assert launched.count(section.graph) == (0 if section.idle else 4)
+        launched.clear()
+
+
+def test_weights_of_the_losses_are_ones_whoever_wrote_into_them() -> None:
+    recorder, losses = Recorder(), torch.zeros(5)
+    ones = recorder._weights(losses)
+    assert torch.equal(ones, torch.ones(5))
+    assert recorder._weights(losses + 1) is ones
+    assert recorder._weights(torch.zeros(5, dtype=torch.float64)).dtype is torch.float64
+    assert recorder._weights(torch.zeros(7)).shape == (7,)
+    recorder._weights(losses).mul_(3)
+    assert torch.equal(recorder._weights(losses), torch.ones(5))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -20,6 +20,7 @@ needs_kernel = pytest.mark.skipif(
     chacha.triton is None or not (CUDA or os.environ.get("TRITON_INTERPRET") == "1"),
     reason="needs triton, and a CUDA device or TRITON_INTERPRET=1",
 )
+needs_gpu = pytest.mark.skipif(not CUDA, reason="needs a CUDA device: the interpreter cuts digits off where a device rounds")
 FORMS = [(False, False, 0), (True, False, 0), (False, True, 0), (False, False, 1), (False, False, 3), (False, False, 5)]
 
 
@@ -38,11 +39,22 @@ def test_values_are_standard_normal() -> None:
     assert abs((values**4).mean() - 3) < 5 * (96 / len(values)) ** 0.5
 
 
-def portable(change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t) -> Callable[..., None]:
+Round = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
+
+
+def portable(
+    change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t, rounded: Round = lambda t, kind: t.to(kind)
+) -> Callable[..., None]:
     """Stands in for the kernel: the portable route on the draws of the proof; `change` spoils the draws."""
 
     def launch(
-        tensors: list[torch.Tensor], scale: float, keys: list[bytes], divisor: float, r: Recurrence, past: torch.Tensor | None
+        tensors: list[torch.Tensor],
+        scale: float,
+        keys: list[bytes],
+        divisor: float,
+        r: Recurrence,
+        past: torch.Tensor | None,
+        out: list[torch.Tensor],
     ) -> None:
         like = {str(i): t for i, t in enumerate(tensors)}
         state = {} if past is None else {memory.PAST: past}
@@ -53,6 +65,8 @@ def portable(change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t) -> Ca
 
         noise = memory.noise(r, 0, draw, state)
         gaussian.add_and_divide_(tensors, list(noise.values()), scale, divisor)
+        for end, t in zip(out, tensors, strict=True):
+            end.copy_(rounded(t, end.dtype))
 
     return launch
 
@@ -79,11 +93,42 @@ def test_the_portable_route_passes_and_small_mistakes_do_not(
     proof.require.cache_clear()
 
 
-@needs_kernel
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_the_kernel_passes(form: tuple[bool, bool, int]) -> None:
-    assert proof.disagreement(DEVICE, proof._example(*form)) < proof.TOLERANCE
-    proof.require(DEVICE, *form)
+def test_results_of_a_narrow_type_are_the_nearest_or_do_not_pass(
+    form: tuple[bool, bool, int], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recurrence, cpu = proof._example(*form), torch.device("cpu")
+    monkeypatch.setattr(chacha, "launch", portable())
+    assert proof.disagreement(cpu, recurrence, kind) < proof.TOLERANCE
+
+    def down(t: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        """Rounded toward zero, as a conversion that cuts digits off does."""
+        near = t.to(kind)
+        return torch.where(near.float().abs() > t.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
+
+    for spoilt in (portable(lambda t: t * 0.99), portable(lambda t: t.roll(1)), portable(rounded=down)):
+        monkeypatch.setattr(chacha, "launch", spoilt)
+        assert proof.disagreement(cpu, recurrence, kind) > proof.TOLERANCE
+
+
+def test_a_narrow_form_is_not_trusted_where_the_wide_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that rounding to bfloat16 hides."""
+    cpu, form = torch.device("cpu"), FORMS[0]
+    monkeypatch.setattr(chacha, "launch", portable(lambda t: t * 0.9999))
+    assert proof.disagreement(cpu, proof._example(*form), torch.bfloat16) < proof.TOLERANCE
+    proof.require.cache_clear()
+    with pytest.raises(Unsupported, match="the noise kernel on cpu"):
+        proof.require(cpu, *form, torch.bfloat16)
+    proof.require.cache_clear()
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=needs_gpu)], ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_kernel_passes(form: tuple[bool, bool, int], kind: torch.dtype) -> None:
+    assert proof.disagreement(DEVICE, proof._example(*form), kind) < proof.TOLERANCE
+    proof.require(DEVICE, *form, kind)
 
 
 @pytest.mark.gpu

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dpfy.core.values import Private
-from dpfy.training.update import hand_over
+from dpfy.core import events
+from dpfy.core.ledger import Permit
+from dpfy.core.random import Randomness
+from dpfy.core.values import Bound, Bounded
+from dpfy.noise.banded import Banded
+from dpfy.noise.strategy import Identity, Strategy
+from dpfy.noise.stream import NoiseStream
+from dpfy.training.update import hand_over, rounded
+
+PERMIT = Permit("training", events.Gaussian(1.0), 10, "x")
+RANDOMNESS = Randomness.for_tests(3)
 
 
-def handed(parameters: dict[str, nn.Parameter], means: dict[str, Tensor]) -> dict[str, Tensor]:
-    hand_over(Private(means), parameters)
+def handed(parameters: dict[str, nn.Parameter], means: dict[str, Tensor], in_place: bool = False) -> dict[str, Tensor]:
+    """What the parameters receive of sums without noise."""
+    stream = NoiseStream(Identity(), 0.0, RANDOMNESS, in_place=in_place)
+    total = Bounded(means, Bound(math.inf))
+    released, _ = stream.release(total, 0, {}, PERMIT, rounded(means, parameters))
+    hand_over(released, parameters)
     found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     assert list(found) == list(means)
     return found
@@ -19,7 +34,7 @@ def handed(parameters: dict[str, nn.Parameter], means: dict[str, Tensor]) -> dic
 
 def test_a_mean_of_the_parameters_type_is_handed_on_as_it_is() -> None:
     means = {"a": torch.randn(3, 2), "b": torch.randn(4)}
-    found = handed({name: nn.Parameter(torch.zeros_like(m)) for name, m in means.items()}, means)
+    found = handed({name: nn.Parameter(torch.zeros_like(m)) for name, m in means.items()}, means, in_place=True)
     assert all(found[name].data_ptr() == mean.data_ptr() for name, mean in means.items())
 
 
@@ -32,6 +47,7 @@ def test_a_wider_mean_is_rounded_to_the_nearest(dtype: torch.dtype) -> None:
     found = handed(parameters, means)
     for name, mean in means.items():
         assert found[name].dtype == dtype
+        assert not found[name].requires_grad
         assert torch.equal(found[name], mean.to(dtype))
         assert torch.equal(mean, kept[name])
 
@@ -47,9 +63,38 @@ def test_types_may_differ_and_the_order_in_memory_is_kept() -> None:
     assert torch.equal(found["b"], means["b"])
 
 
+def test_noise_of_a_wider_type_than_some_parameters_is_rounded_for_them() -> None:
+    """One float64 parameter makes all noise float64."""
+    parameters = {"a": nn.Parameter(torch.zeros(3, dtype=torch.float64)), "b": nn.Parameter(torch.zeros(4))}
+    means = {"a": torch.randn(3, dtype=torch.float64), "b": torch.randn(4)}
+    found = handed(parameters, means)
+    assert torch.equal(found["a"], means["a"])
+    assert torch.equal(found["b"], means["b"])
+
+
 def test_what_was_handed_over_before_is_not_overwritten() -> None:
     parameters = {"a": nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))}
     first = handed(parameters, {"a": torch.ones(3)})["a"]
     second = handed(parameters, {"a": torch.full((3,), 2.0)})["a"]
     assert torch.equal(first, torch.ones_like(first))
     assert torch.equal(second, torch.full_like(second, 2.0))
+
+
+@pytest.mark.parametrize("strategy", [Identity(), Banded((1.0, 0.7))], ids=["independent", "banded"])
+def test_noise_is_added_before_rounding(strategy: Strategy) -> None:
+    """Sums far below the last digit of what is handed over still count: the wide noisy mean is what is rounded, once."""
+    torch.manual_seed(0)
+    stream = NoiseStream(strategy, 1.0, RANDOMNESS, divisor=7.0)
+    parameters = {
+        "a": nn.Parameter(torch.zeros(40, 50, dtype=torch.bfloat16)),
+        "b": nn.Parameter(torch.zeros(9, dtype=torch.bfloat16)),
+    }
+    state = again = stream.init({name: torch.zeros(p.shape) for name, p in parameters.items()})
+    for step in range(3):
+        total = Bounded({name: torch.randn(p.shape) for name, p in parameters.items()}, Bound(1.0))
+        wide, state = stream.release(total, step, {n: t.clone() for n, t in state.items()}, PERMIT)
+        narrow, again = stream.release(
+            total, step, {n: t.clone() for n, t in again.items()}, PERMIT, rounded(total.value, parameters)
+        )
+        assert all(narrow.value[name].dtype is torch.bfloat16 for name in parameters)
+        assert all(torch.equal(narrow.value[name], wide.value[name].bfloat16()) for name in parameters)
