@@ -139,7 +139,7 @@ def test_an_engine_goes_on_as_usual_where_graphs_do_not_work(problem: Any, clip:
         def bounded_sum(self, *asked: Any) -> str:
             return "usual"
 
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(graphs, "on", lambda device: nullcontext())
     monkeypatch.setattr(graphs, "problem", lambda device: problem)
     recorder = Recorder()
     assert recorder.bounded_sum(Engine(), torch.ones(2), clip, None) == "usual"

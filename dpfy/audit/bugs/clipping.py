@@ -123,11 +123,11 @@ class ClipsLate:
         """As the real stream."""
         return self.real.init(like)
 
-    def release(self, total: Any, step: int, state: Any, permit: Any) -> tuple[Any, Any]:
+    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
         """Clip, then release."""
         rows = {n: g[None] for n, g in total.value.items()}
         late = Bounded(weighted(rows, shrink(norms(rows), total.bound.l2)), total.bound, total.unit)
-        return self.real.release(late, step, state, permit)  # type: ignore[no-any-return]
+        return self.real.release(late, step, state, permit, into)  # type: ignore[no-any-return]
 
 
 class UsesApart(Wrong):

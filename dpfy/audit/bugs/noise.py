@@ -26,13 +26,14 @@ class Changed:
         """As the real stream."""
         return self.real.init(like)
 
-    def release(self, total: Any, step: int, state: Any, permit: Any) -> tuple[Any, Any]:
+    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
         """The real release with its noise taken out, changed and put back."""
         apart = dataclasses.replace(self.real, divisor=1.0, in_place=False)
         released, state = apart.release(total, step, state, permit)
         noise = {name: value - total.value[name] for name, value in released.value.items()}
         changed = self.change(step, noise, total.value)
-        return Private({name: (value + changed[name]) / self.real.divisor for name, value in total.value.items()}), state
+        made = {name: (value + changed[name]) / self.real.divisor for name, value in total.value.items()}
+        return Private(made if into is None else {name: into[name].copy_(value) for name, value in made.items()}), state
 
 
 def changed(change: Callable[[int, Grads, Grads], Grads]) -> Callable[[Any], Any]:
@@ -59,17 +60,18 @@ def drawn_once(stream: Any) -> Any:
 class SameSeed(Changed):
     """Every step asks for the noise of step 0."""
 
-    def release(self, total: Any, step: int, state: Any, permit: Any) -> tuple[Any, Any]:
+    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
         """Step 0 again."""
-        return self.real.release(total, 0, state, permit)  # type: ignore[no-any-return]
+        return self.real.release(total, 0, state, permit, into)  # type: ignore[no-any-return]
 
 
 class WidePermit(Changed):
     """A bill for fewer steps than are released."""
 
-    def release(self, total: Any, step: int, state: Any, permit: Any) -> tuple[Any, Any]:
+    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
         """With a permit that was never reserved."""
-        return self.real.release(total, step, state, Permit(permit.name, permit.event, 10**6, permit.entry))  # type: ignore[no-any-return]
+        wide = Permit(permit.name, permit.event, 10**6, permit.entry)
+        return self.real.release(total, step, state, wide, into)  # type: ignore[no-any-return]
 
 
 def shared(step: int, noise: Grads, total: Grads) -> Grads:

@@ -59,9 +59,9 @@ class RealisedDivisor:
         """As the real stream."""
         return self.real.init(like)
 
-    def release(self, total: Any, step: int, state: Any, permit: Any) -> Any:
+    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> Any:
         """The real release with another divisor."""
-        return dataclasses.replace(self.real, divisor=float(Counted.last)).release(total, step, state, permit)
+        return dataclasses.replace(self.real, divisor=float(Counted.last)).release(total, step, state, permit, into)
 
 
 class Shuffled(Wrong):
