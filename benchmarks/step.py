@@ -125,6 +125,7 @@ STEPS: dict[str, Callable[[nn.Module, Case], Step]] = {
     "opacus ghost": opacus_step(ghost=True),
     "vmap": vmap_step,
 }
+PEERS = ("opacus hooks", "opacus ghost", "vmap")
 
 
 class Clock:
@@ -224,11 +225,26 @@ def _status(field: str) -> int:
 
 
 def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All implementations of one case, interleaved."""
+    """All implementations of one case, interleaved with the plain step: ours together, every other one alone with it.
+
+    On a GPU each library then has the memory to itself, as in a process of its own.
+    """
+    wanted = [kind for kind in options.steps if kind != "plain" and (device == "cuda" or "graph" not in kind)]
+    ours = [kind for kind in wanted if kind not in PEERS]
+    made = _interleaved(name, case, device, dtype, options, ["plain", *ours])
+    for peer in [kind for kind in wanted if kind in PEERS]:
+        made += _interleaved(name, case, device, dtype, options, ["plain", peer])[1:]
+        gc.collect()
+    return made
+
+
+def _interleaved(
+    name: str, case: Case, device: str, dtype: torch.dtype, options: argparse.Namespace, kinds: list[str]
+) -> list[dict[str, Any]]:
+    """One row for each of `kinds`, in turns."""
     clock, steps, rows = Clock(device), {}, {}
     text = str(dtype).removeprefix("torch.")
-    wanted = [kind for kind in options.steps if device == "cuda" or "graph" not in kind]
-    for kind in dict.fromkeys(["plain", *wanted]):
+    for kind in kinds:
         base = {"case": name, "dtype": text, "step": kind, "seconds": []}
         try:
             # On a GPU only one implementation at a time may hold memory while peaks are read.
