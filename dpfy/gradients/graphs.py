@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import torch
 
@@ -81,29 +80,29 @@ class Graph:
 
 
 class Shelf:
-    """The graphs of one engine: one queue for all of them, and a few pools of memory. In a pool graphs take turns: one may overwrite
-    what another left. Graphs that are replayed in one step on behalf of different recordings have different pools."""
+    """The graphs of one engine: one queue and one pool of memory for all of them, so that they take turns in it."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
-        self._pools: dict[int, tuple[Any, WeakSet[Graph]]] = {}
+        self._pool: Any = None
 
-    def record(self, work: Callable[[], T], device: torch.device, addresses: int, pool: int = 0) -> tuple[Graph, T]:
+    def record(self, work: Callable[[], T], device: torch.device, addresses: int) -> tuple[Graph, T]:
         """`work` as a graph, and what it returns. `addresses`: how many its kernels may need."""
         if self._stream is None:
             self._stream = torch.cuda.Stream()
-        if pool not in self._pools or not self._pools[pool][1]:  # it went with the last of its graphs
-            self._pools[pool] = (torch.cuda.graph_pool_handle(), WeakSet())
-        handle, alive = self._pools[pool]
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
         graph = Graph(device, addresses)
-        made = graph.capture(work, handle, self._stream)
-        alive.add(graph)
-        return graph, made
+        return graph, graph.capture(work, self._pool, self._stream)
 
-    def like(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Memory of the shapes of `tensors` that stays, for what graphs read and write."""
+    def clear(self) -> None:
+        """Begin anew once all graphs are gone: their pool went with the last of them."""
+        self._pool = None
+
+    def like(self, t: torch.Tensor) -> torch.Tensor:
+        """Memory of the shape of `t` that stays, for what graphs read."""
         with _from_pool("kept"):
-            return [torch.empty_like(t) for t in tensors]
+            return torch.empty_like(t)
 
 
 @lru_cache(maxsize=16)

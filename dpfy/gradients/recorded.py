@@ -19,11 +19,10 @@ from torch import Tensor
 from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients import graphs
-from dpfy.gradients.album import Album
 from dpfy.gradients.clip import Clip, QuantileClip
 from dpfy.gradients.combine import Weighed, scratch_bytes, weigh
 from dpfy.gradients.engine import Grads
-from dpfy.gradients.recording import Copies, Key, Own, Parts, Recording, Section, nothing_made, own_parts
+from dpfy.gradients.recording import Key, Own, Parts, Recording, Section, nothing_made, own_parts
 from dpfy.gradients.room import Layout, Room
 from dpfy.gradients.tape import Report, Site
 
@@ -36,8 +35,21 @@ SECTION = 12
 SECTION_BYTES = 2**25
 """Gradients of normalisation layers may wait up to this size: nothing else needs them afterwards."""
 
+SAME = 2
+"""How many times in a row everything must lie where it lay before the work on it is recorded."""
+
+MOST_RECORDINGS = 24
+"""A few for each batch size: what the user still holds of the last step takes turns with what this one makes."""
+
+MOST_MISSES = 3
+MOST_WATCHED = 200
+"""A loop whose tensors keep moving is not worth watching for ever."""
+
 ROUNDING = 1e-3
 """How far a recorded sum may be from the usual one, relative to its length and the bound: they differ by the order of additions."""
+
+PAYS = 8
+"""How many times a recording must have been repeated, on average, before yet another one is made."""
 
 
 class Recorder:
@@ -45,18 +57,21 @@ class Recorder:
 
     Guarantees: a recording is repeated only if every tensor it reads is at its address, with its shape, strides and dtype, reported by
     the same layer in the same order with the same facts, for the same clip rule, batch size, parameters and numeric settings; in all
-    other cases the work is done as usual. Where small tensors keep moving they are read, and written, at places of the recording's
-    own. The first sum of every recording is compared with that of the usual work. A batch with a NaN or an infinity in it is never
-    summed by a recording.
+    other cases the work is done as usual. The first sum of every recording is compared with that of the usual work. A batch with a NaN
+    or an infinity in it is never summed by a recording.
     """
 
     def __init__(self) -> None:
         self.on = True
-        self.problem: Exception | None = None
-        self.album, self.shelf = Album(), graphs.Shelf()
+        self.made = self.repeated = 0
+        self._recordings: dict[Key, Recording] = {}
+        self._watched: dict[Key, tuple[list[Key], int]] = {}
         self._small: dict[Site, bool] = {}
         self._layouts: dict[Key, Layout] = {}
+        self.shelf = graphs.Shelf()
+        self._idle = 0
         self._ones = torch.empty(0)
+        self.problem: Exception | None = None
 
     def bounded_sum(self, engine: BookkeepingEngine, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
         """What ``engine.bounded_sum`` gives, for an engine that is steady."""
@@ -90,10 +105,55 @@ class Recorder:
             self._small[site] = all(p.dim() < 2 for p in site.params)
         return report.grad.nbytes if self._small[site] else 0
 
+    def found(self, first: Key) -> tuple[Recording | None, list[Key] | None]:
+        """The recording that begins with `first`; or, if one is to be made now, the sections it will have."""
+        recording = self._recordings.pop(first, None)
+        if recording is not None:
+            self._recordings[first] = recording  # the latest used comes last
+            return recording, None
+        expected, times = self._watched.get(first, ([], 0))
+        if times < SAME or self.made > MOST_RECORDINGS + self.repeated // PAYS:
+            return None, None
+        if not self._recordings:
+            self.shelf.clear()
+        return None, expected
+
+    def watch(self, keys: list[Key]) -> None:
+        """Remember what a step without a recording looked like."""
+        expected, times = self._watched.pop(keys[0], ([], 0))
+        self._watched[keys[0]] = (keys, times + 1 if keys == expected else 1)
+        if len(self._watched) > 2 * MOST_RECORDINGS:
+            self._watched.pop(next(iter(self._watched)))
+        self._idle += 1
+        if self._idle >= MOST_WATCHED:
+            self.give_up()
+
+    def repeat(self, recording: Recording) -> None:
+        """`recording` served a step."""
+        recording.misses = self._idle = 0
+        self.repeated += 1
+        graphs.release_work()
+
+    def keep(self, recording: Recording) -> None:
+        """Take up a new recording; the one that was not used for longest makes room."""
+        first = recording.sections[0].key
+        self._watched.pop(first, None)
+        while len(self._recordings) >= MOST_RECORDINGS:
+            self._recordings.pop(next(iter(self._recordings)))
+        self._recordings[first] = recording
+        self.made += 1
+
+    def missed(self, recording: Recording) -> None:
+        """A step that began like `recording` went on differently."""
+        recording.misses += 1
+        if recording.misses >= MOST_MISSES:
+            self._recordings.pop(recording.sections[0].key, None)
+
     def give_up(self, problem: Exception | None = None) -> None:
         """Work as usual from now on."""
         self.on, self.problem = False, problem
-        self.album.clear()
+        self._recordings.clear()
+        self._watched.clear()
 
 
 @dataclass(frozen=True)
@@ -118,14 +178,13 @@ class _Take:
 
     def __init__(self, recorder: Recorder, engine: BookkeepingEngine, request: _Request) -> None:
         self._recorder, self._engine, self._request = recorder, engine, request
-        self._album = recorder.album
         self._waiting: list[Report] = []
         self._bytes = 0
         self._keys: list[Key] = []
         self._held: list[tuple[Own, list[Report | None]]] = []
         self._parts: Parts = {}
-        self._candidates: list[Recording] = []
-        self._recordable, self._turn = False, 0
+        self._recording: Recording | None = None
+        self._expected: list[Key] | None = None
         self._made: list[Section] = []
 
     def receive(self, report: Report) -> None:
@@ -137,26 +196,23 @@ class _Take:
 
     def _close(self) -> None:
         reports, self._waiting, self._bytes = self._waiting, [], 0
-        key: Key = tuple([report.lies(self._album.rough) for report in reports])
+        key: Key = tuple([report.lies() for report in reports])
         place = len(self._keys)
         if not place:
             key = (*self._request.key(self._engine), *key)
-            self._candidates, self._recordable = self._album.found(key)
-            self._turn = self._album.turn(key)
+            self._recording, self._expected = self._recorder.found(key)
         self._keys.append(key)
-        if self._candidates:
-            left = [each for each in self._candidates if place < len(each.sections) and each.sections[place].key == key]
-            if left:
-                for each in left:
-                    each.sections[place].replay(reports)
-                self._candidates = left
-                self._hold(left[0].sections[place].own, reports)
+        if self._recording is not None:
+            sections = self._recording.sections
+            if place < len(sections) and sections[place].key == key:
+                sections[place].replay()
+                self._hold(sections[place].own, reports)
                 return
             self._miss()
-        if self._recordable:
-            if self._record(key, reports):
+        if self._expected is not None:
+            if place < len(self._expected) - 1 and self._expected[place] == key and self._record(key, reports):
                 return
-            self._recordable = False
+            self._expected = None
         with graphs.apart():
             self._hold(self._work(reports)[0], reports)
 
@@ -177,25 +233,24 @@ class _Take:
 
     def _record(self, key: Key, reports: list[Report]) -> bool:
         """Record the work on `reports`, and do it. False if that cannot be."""
-        before, shelf = {name: list(uses) for name, uses in self._parts.items()}, self._recorder.shelf
-        copies = Copies(reports, shelf) if self._album.rough else None
-        mine = reports if copies is None else copies.reports
+        before = {name: list(uses) for name, uses in self._parts.items()}
         try:
-            graph, (own, nothing) = shelf.record(lambda: self._work(mine), reports[0].grad.device, 1 << 12, self._turn)
+            graph, (own, nothing) = self._recorder.shelf.record(lambda: self._work(reports), reports[0].grad.device, 1 << 12)
         except (RuntimeError, DpfyError) as problem:
             self._parts = before
             self._engine.drop()
             self._recorder.give_up(problem)
             return False
-        self._made.append(Section(key, graph, own, nothing, copies))
-        self._made[-1].replay(reports)
+        self._made.append(Section(key, graph, own, nothing))
+        self._made[-1].replay()
         self._hold(own, reports)
         return True
 
     def _miss(self) -> None:
-        """Go on as usual: from what a recording left of the reports so far, or from the reports themselves."""
-        self._album.missed(self._candidates)
-        self._candidates = []
+        """Go on as usual: from what the recording left of the reports so far, or from the reports themselves."""
+        assert self._recording is not None
+        self._recorder.missed(self._recording)
+        self._recording = None
         self._again()
 
     def _again(self) -> None:
@@ -214,49 +269,38 @@ class _Take:
         """The bounded sum of all reports."""
         if self._waiting:
             self._close()
-        left = [each for each in self._candidates if len(each.sections) == len(self._keys)]
-        if self._candidates and not left:
+        if self._recording is not None and len(self._recording.sections) != len(self._keys):
             self._miss()
-        if len(left) == 1:
-            left[0].weigh(self._request.mask)  # under way while the host goes on
-        scratch = left[0].scratch if left else scratch_bytes(part for uses in self._parts.values() for part in uses)
-        room = self._recorder.layout(self._engine, self._request.clip).room(scratch)
-        end = room.lies(self._album.rough)
+        if self._recording is not None:
+            self._recording.weigh(self._request.mask)  # under way while the host goes on
+            scratch = self._recording.scratch
+        else:
+            scratch = scratch_bytes(part for uses in self._parts.values() for part in uses)
+        room, end = self._recorder.layout(self._engine, self._request.clip).room(scratch)
+        if self._recording is not None and self._recording.end != end:
+            self._miss()
         self._keys.append(end)
-        recording = next((each for each in left if each.end == end), None)
-        if left and recording is None:
-            self._miss()
-        if recording is not None and len(left) > 1:
-            recording.weigh(self._request.mask)
-        if self._recordable and self._album.ready(self._keys):
-            recording = self._recorded(room, end)
-        if recording is None or not recording.add(room):
-            return self._unrecorded(recording, room)
+        if self._expected == self._keys:
+            self._recording = self._recorded(room, end)
+        if self._recording is None:
+            self._recorder.watch(self._keys)
+            return self._as_usual(room)
         self._parts = {}
-        if not recording.trusted and not self._agrees(room):
+        if not self._recording.add():
+            self._again()
+            return self._as_usual(room)
+        if not self._recording.trusted and not self._agrees(room):
             self._recorder.give_up(DpfyError("a recorded step gave another sum than the step it was recorded from"))
             return self._as_usual(room)
         self._parts = {}  # what the comparison made lies in memory that is now given back
-        recording.trusted = True
-        self._album.repeat(recording)
-        graphs.release_work()
+        self._recording.trusted = True
+        self._recorder.repeat(self._recording)
         return Bounded(dict(room.places), self._request.clip.bound)
-
-    def _unrecorded(self, recording: Recording | None, room: Room) -> Bounded[Grads]:
-        """The sums of a step that no recording serves, or that `recording` cannot: it has an example that is not finite."""
-        if recording is not None:
-            self._again()
-        else:
-            self._album.watch(self._keys, room.lies(True))
-            if self._album.hopeless:
-                self._recorder.give_up()
-        return self._as_usual(room)
 
     def _recorded(self, room: Room, end: Key) -> Recording | None:
         """The recording of this step; None if it cannot be made."""
         mask, device, shelf = self._request.mask, self._request.losses.device, self._recorder.shelf
-        made = Recording(self._made, end, None if mask is None else shelf.like(mask)[0], device, self._turn)
-        places = self._recorder.layout(self._engine, self._request.clip).over(*made.writes_to(room, self._album.rough, shelf))
+        made = Recording(self._made, end, None if mask is None else shelf.like(mask), device)
 
         def multipliers() -> Weighed:
             weighed = self._weighed(made.mask)
@@ -264,15 +308,15 @@ class _Take:
             return weighed
 
         try:
-            first, weighed = shelf.record(multipliers, device, 1 << 17, self._turn)
-            second, _ = shelf.record(lambda: self._engine.summed(weighed, last=True, room=places), device, 1 << 14, self._turn)
+            first, weighed = shelf.record(multipliers, device, 1 << 17)
+            second, _ = shelf.record(lambda: self._engine.summed(weighed, last=True, room=room), device, 1 << 14)
         except (RuntimeError, DpfyError) as problem:
             self._recorder.give_up(problem)
             self._again()
             return None
         made.end_with(first, second)
         made.weigh(mask)
-        self._album.keep(made)
+        self._recorder.keep(made)
         return made
 
     def _weighed(self, mask: Tensor | None) -> Weighed:

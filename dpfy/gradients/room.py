@@ -11,25 +11,13 @@ from torch import Tensor, nn
 from dpfy.gradients.clip import COUNT
 from dpfy.gradients.engine import Grads, norm_dtype
 
-SMALL = 2**20
-"""Up to this size torch's allocator takes tensors from memory of their own: a program that keeps a few bytes of every step moves them."""
-
 
 @dataclass(frozen=True)
 class Room:
-    """Memory for the sums by name, and for what is needed on the way to them. `memory`: the pieces that the places lie in."""
+    """Memory for the sums by name, and for what is needed on the way to them."""
 
     places: Mapping[str, Tensor]
     scratch: Tensor | None = None
-    memory: tuple[Tensor, ...] = ()
-
-    def lies(self, rough: bool) -> tuple[object, ...]:
-        """The size of the scratch memory, and where everything lies; if `rough`, everything that is not small."""
-        assert self.scratch is not None
-        return (
-            self.scratch.nbytes,
-            *[None if rough and t.nbytes <= SMALL else t.data_ptr() for t in (self.scratch, *self.memory)],
-        )
 
 
 class Pieces:
@@ -61,15 +49,12 @@ class Layout:
             mine = [name for name, (own, _) in shapes.items() if own == dtype]
             self.rows.append((dtype, mine, Pieces([shapes[name][1] for name in mine])))
 
-    def room(self, scratch: int) -> Room:
-        """Room from among the model's tensors, for it is handed out."""
-        memory = [torch.empty(pieces.total, dtype=dtype, device=self.device) for dtype, _, pieces in self.rows]
-        return self.over(memory, torch.empty(scratch, dtype=torch.uint8, device=self.device))
-
-    def over(self, memory: Sequence[Tensor], scratch: Tensor) -> Room:
-        """Room in this memory, a piece for each dtype."""
+    def room(self, scratch: int) -> tuple[Room, tuple[int, ...]]:
+        """Room from among the model's tensors, for it is handed out, and where it lies."""
         places: Grads = {}
+        memory = [torch.empty(pieces.total, dtype=dtype, device=self.device) for dtype, _, pieces in self.rows]
         for flat, (_, mine, pieces) in zip(memory, self.rows, strict=True):
             places |= zip(mine, pieces.of(flat), strict=True)
-        in_order = places if len(self.rows) == 1 else {name: places[name] for name in self.order}
-        return Room(in_order, scratch, tuple(memory))
+        more = torch.empty(scratch, dtype=torch.uint8, device=self.device)
+        where = (scratch, more.data_ptr(), *[flat.data_ptr() for flat in memory])
+        return Room(places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more), where

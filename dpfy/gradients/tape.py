@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.gradients.contribution import Contribution
-from dpfy.gradients.room import SMALL
 
 PROBE_TOLERANCE = 1e-2
 """Row by row, how far a gradient may be from its expected multiple. A wrong place of the examples is off by a factor of two."""
@@ -103,14 +102,8 @@ class Report:
         """The gradient and what was saved."""
         return (self.grad, *self.saved)
 
-    def lies(self, rough: bool = False) -> tuple[object, ...]:
-        """Who reported what, and where every tensor lies; if `rough`, every tensor that is not small."""
-        if rough:
-            return (
-                self.site,
-                self.facts,
-                *[(t.nbytes <= SMALL or t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors],
-            )
+    def lies(self) -> tuple[object, ...]:
+        """Who reported what, and where every tensor lies."""
         return (self.site, self.facts, *[(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors])
 
 

@@ -84,19 +84,9 @@ def test_work_is_captured_on_a_queue_of_its_own_without_garbage_collection(calls
     assert calls[-1] == "replay"
     shelf.record(work, torch.device("cpu"), 64)
     assert "begin pool 1" not in calls
-    other, _ = shelf.record(work, torch.device("cpu"), 64, pool=1)
-    assert "begin pool 2" in calls
-    del graph  # the last of its pool
+    shelf.clear()
     shelf.record(work, torch.device("cpu"), 64)
-    shelf.record(work, torch.device("cpu"), 64, pool=1)
-    assert [call for call in calls if "begin" in call] == [
-        "begin pool 0",
-        "begin pool 0",
-        "begin pool 2",
-        "begin pool 3",
-        "begin pool 2",
-    ]
-    assert other is not None
+    assert "begin pool 2" in calls
 
 
 def test_a_failure_ends_the_capture_and_leaves_nothing_behind(calls: Calls) -> None:
@@ -118,7 +108,7 @@ def test_memory_of_work_is_held_until_it_is_released(calls: Calls) -> None:
     graphs.release_work()
     graphs.release_work()
     assert not graphs._POOLS
-    assert [t.shape for t in graphs.Shelf().like(torch.ones(3), torch.ones(2, 5))] == [(3,), (2, 5)]
+    assert graphs.Shelf().like(torch.ones(3)).shape == (3,)
     assert list(graphs._POOLS) == [("kept", 0)]
 
 
