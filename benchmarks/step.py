@@ -4,8 +4,8 @@
     python benchmarks/step.py --device cuda         # the GPU set, float32 (TF32) and bfloat16, CUDA events
     python benchmarks/step.py --cases gpt-16 --profile
 
-Implementations are interleaved round by round in one process; a ratio is formed inside each round and the median is reported with
-its spread. Before anything is timed, the private update without noise is compared with the plain gradient. The private step is the
+Every implementation takes turns with the plain step, round by round, in one process; a ratio is formed inside each round and the median
+is reported with its spread. Before anything is timed, the private update without noise is compared with the plain gradient. The private step is the
 training loop's: engine, noise stream, gradients handed to the optimizer. Peers: vmap(grad) of torch, and opacus when it is installed.
 On a CPU the peak of memory is that of a process of its own. Writes step.md and step.json into --out.
 """
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,6 @@ STEPS: dict[str, Callable[[nn.Module, Case], Step]] = {
     "opacus ghost": opacus_step(ghost=True),
     "vmap": vmap_step,
 }
-PEERS = ("opacus hooks", "opacus ghost", "vmap")
 
 
 class Clock:
@@ -195,6 +195,7 @@ def _idle_in_pools() -> int:
     return sum(int(segment["total_size"]) - int(segment["allocated_size"]) for segment in pools)
 
 
+@lru_cache
 def peak_apart(name: str, kind: str, dtype: str) -> float | None:
     """MiB that a process of its own grows by at most, from before the model was made, in a step after two others. None if it failed."""
     command = [sys.executable, __file__, "--cases", name, "--steps", kind, "--dtypes", dtype, "--peak"]
@@ -225,23 +226,21 @@ def _status(field: str) -> int:
 
 
 def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All implementations of one case, interleaved with the plain step: ours together, every other one alone with it.
-
-    On a GPU each library then has the memory to itself, as in a process of its own.
-    """
-    wanted = [kind for kind in options.steps if kind != "plain" and (device == "cuda" or "graph" not in kind)]
-    ours = [kind for kind in wanted if kind not in PEERS]
-    made = _interleaved(name, case, device, dtype, options, ["plain", *ours])
-    for peer in [kind for kind in wanted if kind in PEERS]:
-        made += _interleaved(name, case, device, dtype, options, ["plain", peer])[1:]
+    """Every implementation of one case in turns with the plain step, and with it alone: none moves the memory of another."""
+    made: dict[str, dict[str, Any]] = {}
+    for kind in [kind for kind in options.steps if kind != "plain" and (device == "cuda" or "graph" not in kind)] or ["plain"]:
+        pair = _interleaved(name, case, device, dtype, options, list(dict.fromkeys(["plain", kind])))
+        made |= {each: row for each, row in pair.items() if each not in made}
         gc.collect()
-    return made
+    if "milliseconds" in (other := made.get("plain graph", {})) and "milliseconds" in (mine := made.get("dpfy graph", {})):
+        mine["ratio_to_plain_graph"] = mine["milliseconds"] / other["milliseconds"]
+    return list(made.values())
 
 
 def _interleaved(
     name: str, case: Case, device: str, dtype: torch.dtype, options: argparse.Namespace, kinds: list[str]
-) -> list[dict[str, Any]]:
-    """One row for each of `kinds`, in turns."""
+) -> dict[str, dict[str, Any]]:
+    """A row for each of `kinds`, which take turns."""
     clock, steps, rows = Clock(device), {}, {}
     text = str(dtype).removeprefix("torch.")
     for kind in kinds:
@@ -271,10 +270,7 @@ def _interleaved(
     if device == "cpu" and not options.no_memory:
         for kind, row in rows.items():
             row["peak_mib"] = peak_apart(name, kind, text)
-    made = {kind: _summary(row, rows["plain"]) for kind, row in rows.items()}
-    if "milliseconds" in (other := made.get("plain graph", {})) and "milliseconds" in (mine := made.get("dpfy graph", {})):
-        mine["ratio_to_plain_graph"] = mine["milliseconds"] / other["milliseconds"]
-    return list(made.values())
+    return {kind: _summary(row, rows["plain"]) for kind, row in rows.items()}
 
 
 def _told(error: Exception) -> str:
