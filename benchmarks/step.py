@@ -4,10 +4,10 @@
     python benchmarks/step.py --device cuda         # the GPU set, float32 (TF32) and bfloat16, CUDA events
     python benchmarks/step.py --cases gpt-16 --profile
 
-Every implementation takes turns with the plain step, round by round, in one process; a ratio is formed inside each round and the median
-is reported with its spread. Before anything is timed, the private update without noise is compared with the plain gradient. The private step is the
-training loop's: engine, noise stream, gradients handed to the optimizer. Peers: vmap(grad) of torch, and opacus when it is installed.
-On a CPU the peak of memory is that of a process of its own. Writes step.md and step.json into --out.
+Every implementation takes turns with the plain step, round by round, in one process; a ratio is formed inside each round and the
+median is reported with its spread. Before anything is timed, the private update without noise is compared with the plain gradient.
+The private step is the training loop's: engine, noise stream, gradients handed to the optimizer. Peers: vmap(grad) of torch, and
+opacus when it is installed. On a CPU the peak of memory is that of a process of its own. Writes step.md and step.json into --out.
 """
 
 from __future__ import annotations
