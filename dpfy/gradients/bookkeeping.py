@@ -226,9 +226,8 @@ class BookkeepingEngine:
         params = attached(self._params)
         weights = torch.ones_like(losses) if weights is None else weights
         targets = [self._tape.anchor, *[params[name] for name in names]]
-        with torch.autograd.set_multithreading_enabled(
-            False
-        ):  # to wake another thread, and to be woken, takes longer than it gains
+        # To wake another thread for it, and to be woken by that, takes longer than it gains.
+        with torch.autograd.set_multithreading_enabled(False):
             grads = torch.autograd.grad(losses, targets, weights, retain_graph=keep, allow_unused=True)
         return {name for name, g in zip(names, grads[1:], strict=True) if g is not None}
 

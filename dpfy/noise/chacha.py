@@ -44,10 +44,10 @@ def usable(tensors: Sequence[Tensor]) -> bool:
     return triton is not None and all(t.is_cuda and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
 
 
-def _writes(into: Sequence[Tensor]) -> bool:
+def _writes(into: Sequence[Tensor], device: torch.device) -> bool:
     """Whether the kernel can write its results to these tensors."""
     kind = into[0].dtype
-    return kind in _KINDS and all(t.dtype is kind and t.is_contiguous() for t in into)
+    return kind in _KINDS and all(t.dtype is kind and t.device == device and t.is_contiguous() for t in into)
 
 
 def add_(
@@ -76,7 +76,7 @@ def add_(
     """
     if not tensors:
         return
-    out = tensors if into is None or not _writes(into) else into
+    out = tensors if into is None or not _writes(into, tensors[0].device) else into
     if tensors[0].is_cuda:
         from dpfy.noise import proof
 

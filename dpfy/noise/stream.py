@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dpfy.core import check
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded, Private
@@ -53,16 +53,16 @@ class NoiseStream:
         With `into`, tensors of the same names and shapes, the released values are rounded to their types and written there, on a GPU
         in the pass that adds the noise.
 
-        Guarantees: refuses a step that `permit` does not cover, and an unbounded sum unless the scale is zero (a run without
-        privacy, billed as such). Every parameter gets noise at every step, also when the batch was empty. Noise is added in float32
-        or wider, before any rounding to a narrower type.
+        Guarantees: refuses a step that `permit` does not cover, an `into` of other names or shapes, and an unbounded sum unless the
+        scale is zero (a run without privacy, billed as such). Every parameter gets noise at every step, also when the batch was
+        empty. Noise is added in float32 or wider, before any rounding to a narrower type.
         """
         permit.check(step)
         if self.scale and math.isinf(total.bound.l2):
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         dtype = gaussian.dtype_of(total.value)
         noisy = {n: v if self.in_place and v.dtype is dtype else v.to(dtype, copy=True) for n, v in total.value.items()}
-        ends = None if into is None else [into[name] for name in noisy]
+        ends = None if into is None else _ends(into, noisy)
         if self.scale == 0:
             gaussian.divide_(list(noisy.values()), self.divisor, ends)
         else:
@@ -94,3 +94,12 @@ class NoiseStream:
         keys = [self.randomness.key(self.name, step - back, chacha.KEY_BYTES) for back in range(1 + len(recurrence.again))]
         chacha.add_(many, scale, keys, self.divisor, recurrence, past, into)
         return True
+
+
+def _ends(into: Grads, sums: Grads) -> list[Tensor]:
+    """The tensors of `into` in the order of `sums`."""
+    for name in into.keys() | sums.keys():
+        if name not in into or name not in sums or into[name].shape != sums[name].shape:
+            got = f"{list(into[name].shape)} for {name}" if name in into else f"nothing for {name}"
+            raise InvalidInput("into", got, f"must be {list(sums[name].shape)}" if name in sums else "there is no such sum")
+    return [into[name] for name in sums]

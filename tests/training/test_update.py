@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core import events
+from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
@@ -98,3 +99,16 @@ def test_noise_is_added_before_rounding(strategy: Strategy) -> None:
         )
         assert all(narrow.value[name].dtype is torch.bfloat16 for name in parameters)
         assert all(torch.equal(narrow.value[name], wide.value[name].bfloat16()) for name in parameters)
+
+
+@pytest.mark.parametrize(
+    "into", [{"a": (3,)}, {"a": (3,), "b": (5,)}, {"a": (3,), "b": (4,), "c": (1,)}, {"a": (3,), "b": (2, 2)}], ids=str
+)
+def test_places_of_other_names_or_shapes_are_refused_before_anything_is_changed(into: dict[str, tuple[int, ...]]) -> None:
+    sums = {"a": torch.ones(3), "b": torch.ones(4)}
+    places = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in into.items()}
+    stream = NoiseStream(Identity(), 1.0, RANDOMNESS, in_place=True)
+    with pytest.raises(InvalidInput, match=r"^into: got"):
+        stream.release(Bounded(sums, Bound(1.0)), 0, {}, PERMIT, places)
+    assert all(bool((t == 1).all()) for t in sums.values())
+    assert not any(t.any() for t in places.values())
