@@ -106,9 +106,10 @@ def runs_of(index: Tensor) -> Runs:
     """[batch, positions] rows of a table to their runs. NumPy sorts faster than torch."""
     batch = len(index)
     keys = index.numpy().astype(np.int64, copy=False) * batch + np.arange(batch)[:, None]
-    if keys.max() < 2**31:
-        keys = keys.astype(np.int32)
-    keys = np.sort(keys, axis=None)
+    if keys.max() < 2**16 * batch:  # NumPy sorts numbers of 16 bits by their digits, three times as fast
+        keys = keys.reshape(-1)[np.argsort(index.numpy().astype(np.uint16).reshape(-1), kind="stable")]
+    else:
+        keys = np.sort(keys if keys.max() >= 2**31 else keys.astype(np.int32), axis=None)
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
     rows, owners = np.divmod(keys[starts], np.array(batch, keys.dtype))
     begins = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Engine, Grads
 from dpfy.gradients.loop import LoopEngine
+from dpfy.gradients.rows import runs_of
 
 Case = tuple[nn.Module, Tensor]
 Draw = Callable[[random.Random], Case]
@@ -237,3 +239,24 @@ def test_frozen_half_of_a_layer(kind: str, frozen: str) -> None:
     assert f"0.{frozen}" not in expected
     assert distance(answer(BookkeepingEngine(), model, x, twist, FlatClip(0.3), steps=2), expected) < 1e-9
     assert distance(answer(BatchedEngine(), model, x, twist, FlatClip(0.3)), expected) < 1e-9
+
+
+@pytest.mark.parametrize("most", [7, 65_535, 65_536, 2**31 // 6 + 5, 2**40])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_runs_are_the_uses_of_rows_by_examples_counted(most: int, dtype: torch.dtype) -> None:
+    """Sorted by row, then by example, whichever way they are sorted."""
+    if most > 2**31 - 1 and dtype is torch.int32:
+        pytest.skip("no such rows in this type")
+    generator = torch.Generator().manual_seed(most)
+    index = torch.randint(0, 5, (6, 9), generator=generator).to(dtype)
+    index[index == 4] = most
+    index[0, 0] = most
+    counts = Counter((int(row), i) for i, rows in enumerate(index) for row in rows)
+    runs = runs_of(index)
+    begins = [*runs.begins.tolist(), len(runs.owners)]
+    found = [
+        (row, runs.owners[j].item(), runs.times[j].item())
+        for row, a, b in zip(runs.rows.tolist(), begins, begins[1:], strict=False)
+        for j in range(a, b)
+    ]
+    assert found == [(row, i, times) for (row, i), times in sorted(counts.items())]
