@@ -28,7 +28,7 @@ def account(
     Guarantees: a finite upper bound, or an error; never NaN and never a silent infinity.
     """
     relation = Adjacency.parse(adjacency)
-    check.inside_unit("delta", delta)
+    check.delta("delta", delta)
     claims = [phase.claim() for phase in plan]
     event = claims[0].event if len(claims) == 1 else Composed(tuple(claim.event for claim in claims))
     curve = table.accountant(accountant).curve(event, relation)
@@ -76,6 +76,7 @@ def calibrate(
 def bounds(plan: Sequence[Training], delta: float, adjacency: str = "add-or-remove-one") -> list[dict[str, Any]]:
     """Every accountant's epsilon for a plan, tightest first; those that do not apply say why."""
     relation = Adjacency.parse(adjacency)
+    check.delta("delta", delta)
     event = Composed(tuple(phase.claim().event for phase in plan))
     rows: list[dict[str, Any]] = []
     for name in table.TABLE:

@@ -30,8 +30,8 @@ def noise(
     Guarantees: the epsilon that `accountant` computes at the value returned is at most `epsilon`. An unreachable target raises
     `InvalidInput` and names the least epsilon that was reached.
     """
-    target = check.positive("epsilon", epsilon)
-    check.inside_unit("delta", delta)
+    target = check.epsilon("epsilon", epsilon)
+    check.delta("delta", delta)
     route = table.accountant(accountant)
 
     def reached(multiplier: float) -> float:

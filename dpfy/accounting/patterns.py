@@ -40,9 +40,11 @@ class Training:
 
     def __post_init__(self) -> None:
         check.one_of("sampling", self.sampling, PATTERNS)
-        check.nonnegative("noise_multiplier", self.noise_multiplier)
-        check.fraction("sampling_rate", self.sampling_rate)
-        check.integer("steps", self.steps, least=0)
+        check.noise_multiplier("noise_multiplier", self.noise_multiplier)
+        check.sampling_rate("sampling_rate", self.sampling_rate)
+        check.integer("steps", self.steps, least=0, most=check.STEPS)
+        check.integer("records", self.records, least=0, most=check.RECORDS)
+        check.integer("batch_size", self.batch_size, least=0, most=check.RECORDS)
 
     def claim(self) -> Claim:
         """The event of the whole training and its assumptions."""

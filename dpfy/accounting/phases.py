@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from dpfy.accounting.patterns import Training
-from dpfy.core import check
+from dpfy.core import check, reading
 from dpfy.core.errors import InvalidInput
 
 FIELDS = ("noise_multiplier", "sampling_rate", "steps", "sampling", "records", "batch_size")
@@ -15,13 +14,7 @@ FIELDS = ("noise_multiplier", "sampling_rate", "steps", "sampling", "records", "
 
 def read(path: Path) -> list[Training]:
     """The phases of a file of ``[[phase]]`` tables, in order. Unknown keys, wrong types and an empty list are errors."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput("--phases", path.name, f"cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("--phases", path.name, f"is no TOML ({error})") from None
-    return parse(data)
+    return parse(reading.toml("--phases", path))
 
 
 def parse(data: dict[str, Any]) -> list[Training]:

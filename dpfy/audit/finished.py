@@ -94,4 +94,5 @@ def record(verdict: Verdict, others: list[LowerBound], seen: Scores, family: Fam
 def write(folder: Path, answer: dict[str, Any], seen: Scores, family: Family) -> None:
     """Leave audit.json and audit.svg in the run folder; the report shows them."""
     write_atomically(folder / FILE, (json.dumps(answer, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
-    plot.roc_svg(folder / PICTURE, seen, family.tradeoff(family.claim), "attacker against the claimed trade-off")
+    picture = plot.roc_svg(seen, family.tradeoff(family.claim), "attacker against the claimed trade-off")
+    write_atomically(folder / PICTURE, picture)

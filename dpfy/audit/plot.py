@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,8 +38,8 @@ def beyond(scores: Scores, tradeoff: Tradeoff, confidence: float = 0.95, most: i
     return count
 
 
-def roc_svg(path: Path, scores: Scores, tradeoff: Tradeoff, title: str) -> None:
-    """Write the plot: the attacker's points must lie below the claimed curve, on the private side."""
+def roc_svg(scores: Scores, tradeoff: Tradeoff, title: str) -> bytes:
+    """The plot as SVG: the attacker's points must lie below the claimed curve, on the private side."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -55,4 +55,6 @@ def roc_svg(path: Path, scores: Scores, tradeoff: Tradeoff, title: str) -> None:
     axes.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="chance")
     axes.set(xlabel="false-positive rate", ylabel="true-positive rate", xlim=(0, 1), ylim=(0, 1), title=title)
     axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dpfy.cli.answer import tell
 
 ACCOUNTANT = typer.Option(help="How epsilon is computed: tight (default), rdp, pld, zcdp, gdp, advanced, basic.")
 ADJACENCY = typer.Option(help="Which change is hidden: add-or-remove-one, replace-one, zero-out.")
@@ -24,7 +25,7 @@ def account(
     records: Annotated[int, typer.Option(help="Number of units (fixed-size sampling).")] = 0,
     batch_size: Annotated[int, typer.Option(help="Units in a batch (fixed-size sampling).")] = 0,
     phases: Annotated[
-        Path | None, typer.Option(help="TOML file with [[phase]] tables: a schedule, or tuning and training.")
+        Path | None, typer.Option(help=r"TOML file with \[\[phase]] tables: a schedule, or tuning and training.")
     ] = None,
     accountant: Annotated[str, ACCOUNTANT] = "tight",
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
@@ -46,10 +47,8 @@ def account(
         read(phases) if phases is not None else [Training(noise_multiplier, sampling_rate, steps, sampling, records, batch_size)]
     )
     result = answer(plan, delta, accountant=accountant, adjacency=adjacency, meaning=meaning)
-    if as_json:
-        print(json.dumps(result))
-        return
     lower = f" (at least {result['epsilon_lower']:.6g})" if result.get("epsilon_lower") is not None else ""
-    print(f"epsilon {result['epsilon']:.6g}{lower} at delta {delta:g} ({result['adjacency']}, {result['accountant']} accountant)")
-    for line in (*result["assumptions"], *result.get("meaning", ())):
-        print(f"  {line}")
+    first = (
+        f"epsilon {result['epsilon']:.6g}{lower} at delta {delta:g} ({result['adjacency']}, {result['accountant']} accountant)"
+    )
+    tell(result, [first, *(f"  {line}" for line in (*result["assumptions"], *result.get("meaning", ())))], as_json=as_json)

@@ -10,7 +10,9 @@ import typer
 from dpfy import __version__
 from dpfy.cli import (
     account,
+    answer,
     audit,
+    boundary,
     calibrate,
     compare,
     compare_mechanisms,
@@ -22,14 +24,13 @@ from dpfy.cli import (
     train,
     verify,
 )
-from dpfy.core.errors import DpfyError
 
 HELP = """Differentially private machine learning: the guarantee printed is the guarantee delivered.
 
 Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder that anyone can check with
 [b]dpfy verify[/b]. Plan before you touch data with [b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b]
 (how much noise do I need?) and [b]dpfy explore[/b]. Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b].
-Verbs that answer with numbers take --json and then print one JSON object on standard output.
+Every verb takes --json and then prints one JSON object on standard output.
 """
 
 app = typer.Typer(
@@ -49,31 +50,22 @@ compare.app.command("mechanisms")(compare_mechanisms.mechanisms)
 app.add_typer(compare.app, name="compare")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        answer.out(__version__)
+        raise typer.Exit()
+
+
 @app.callback()
 def about(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+    ] = False,
 ) -> None:
     """Show the version."""
-    if version:
-        print(__version__)
-        raise typer.Exit()
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and exit with its status. Errors are one line on standard error."""
-    try:
-        status = app(arguments, standalone_mode=False)
-        code = status if isinstance(status, int) else 0
-    except DpfyError as problem:
-        print(f"dpfy: {problem}", file=sys.stderr)
-        code = 2
-    except Exception as problem:
-        if not hasattr(problem, "format_message"):
-            raise
-        if message := problem.format_message().replace("\n", " "):
-            print(f"dpfy: {message}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        print("dpfy: interrupted; a run that was under way can be resumed with --resume", file=sys.stderr)
-        code = 130
-    sys.exit(code)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    sys.exit(boundary.run(typer.main.get_command(app), given))

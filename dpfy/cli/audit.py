@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from dpfy.cli.answer import out as say
+from dpfy.cli.answer import tell
+from dpfy.cli.target import save, target
 
 if TYPE_CHECKING:
     from dpfy.training.audit_job import Evidence
@@ -45,6 +48,7 @@ def mechanism(
     from dpfy.audit import finished
     from dpfy.training.stream_audit import StreamFacts, audited
 
+    _drawable(plot)
     facts = StreamFacts(noise_multiplier, sampling_rate, steps, epochs, bands, delta)
     found = audited(facts, canaries, insecure_seed)
     verdict, others, seen, family, shape = finished.of_stream(found, confidence)
@@ -83,6 +87,7 @@ def train(
         "training.batch_size": batch_size,
         "training.steps": steps,
     }
+    _drawable(plot)
     folder = out or fresh_path()
     job = configuration.make(configuration.read_toml(config) if config else {}, flags)
     coins = fair_coins(canaries, insecure_seed)
@@ -105,6 +110,7 @@ def _run(folder: Path, confidence: float, plot: Path | None, as_json: bool) -> N
     from dpfy.audit import finished
     from dpfy.training import audit_job
 
+    _drawable(plot)
     seen = audit_job.evidence(folder)
     verdict, others, scores, family = _judged(seen, confidence)
     answer = finished.record(verdict, others, scores, family) | {"run": str(folder), "attack": seen.attack}
@@ -146,23 +152,20 @@ def selftest(
     def show(row: suite.Row) -> None:
         words = "passes every check" if not row.bug.caught_by else f"{row.bug.words}: {', '.join(row.caught_by) or 'NOT CAUGHT'}"
         seconds = sum(row.seconds.values())
-        print(
-            f"{'ok    ' if row.good else 'FAILED'} {row.bug.name}: {words} ({seconds:.1f} s)",
-            file=sys.stderr if as_json else sys.stdout,
-        )
+        line = f"{'ok    ' if row.good else 'FAILED'} {row.bug.name}: {words} ({seconds:.1f} s)"
+        print(line, file=sys.stderr) if as_json else say(line)
 
     rows = suite.run(TrainingBench(), every=every, show=show)
     good = all(row.good for row in rows)
     seconds = sum(sum(row.seconds.values()) for row in rows)
-    if as_json:
-        print(
-            json.dumps(
-                {"good": good, "bugs": len(rows) - 1, "seconds": round(seconds, 1), "rows": [row.to_json() for row in rows]}
-            )
-        )
-    else:
-        print(f"{len(rows) - 1} bugs, {sum(row.good for row in rows[1:])} caught; {seconds:.0f} s")
+    summary = {"good": good, "bugs": len(rows) - 1, "seconds": round(seconds, 1), "rows": [row.to_json() for row in rows]}
+    tell(summary, f"{len(rows) - 1} bugs, {sum(row.good for row in rows[1:])} caught; {seconds:.0f} s", as_json=as_json)
     raise typer.Exit(0 if good else 1)
+
+
+def _drawable(plot: Path | None) -> None:
+    if plot is not None:
+        target("--plot", plot, {".svg": (b"<?xml",)})
 
 
 def _end(answer: dict[str, Any], as_json: bool, plot: Path | None, picture: Any) -> None:
@@ -170,14 +173,9 @@ def _end(answer: dict[str, Any], as_json: bool, plot: Path | None, picture: Any)
         from dpfy.audit.plot import roc_svg
 
         scores, family = picture
-        roc_svg(plot, scores, family.tradeoff(family.claim), "attacker against the claimed trade-off")
+        save("--plot", plot, roc_svg(scores, family.tradeoff(family.claim), "attacker against the claimed trade-off"))
         answer = answer | {"plot": str(plot)}
-    if as_json:
-        print(json.dumps(answer))
-    else:
-        print(answer["sentence"])
-        for other in answer["others"]:
-            print(f"  also: epsilon at least {other['epsilon_lower']:.3f} ({other['method']})")
-        print(f"shows: {answer['shows']}.")
-        print(f"does not show: {answer['does_not_show']}.")
+    others = [f"  also: epsilon at least {other['epsilon_lower']:.3f} ({other['method']})" for other in answer["others"]]
+    limits = [f"shows: {answer['shows']}.", f"does not show: {answer['does_not_show']}."]
+    tell(answer, [answer["sentence"], *others, *limits], as_json=as_json)
     raise typer.Exit(1 if answer["violated"] else 0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from dpfy.cli.account import ACCOUNTANT, ADJACENCY, SAMPLING
+from dpfy.cli.answer import tell
 
 
 def calibrate(
@@ -45,4 +45,4 @@ def calibrate(
         found = planning.batch_size(epsilon, noise_multiplier, steps, delta, records=records, accountant=accountant)
         result = {"batch_size": found, "target_epsilon": epsilon, "delta": delta, "noise_multiplier": noise_multiplier}
         text = f"batches of {found} (expected) stay within epsilon {epsilon:g} at delta {delta:g}"
-    print(json.dumps(result) if as_json else text)
+    tell(result, text, as_json=as_json)

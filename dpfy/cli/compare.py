@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import io
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dpfy.cli.account import ADJACENCY
+from dpfy.cli.answer import tell
+from dpfy.cli.target import save, target
 
 app = typer.Typer(help="Compare bounds, tuning routes and more, side by side.", no_args_is_help=True)
 PLOT = typer.Option(help="Also draw the table as an SVG file.")
+SVG = {".svg": (b"<?xml",)}
 
 
 @app.command()
@@ -28,15 +32,14 @@ def bounds(
     from dpfy.accounting import answers
     from dpfy.accounting.patterns import Training
 
+    if plot is not None:
+        target("--plot", plot, SVG)
     rows = answers.bounds([Training(noise_multiplier, sampling_rate, steps)], delta, adjacency)
     if plot is not None:
         _draw(plot, [(row["accountant"], row["epsilon"]) for row in rows if row["epsilon"] is not None], delta)
-    if as_json:
-        print(json.dumps({"delta": delta, "adjacency": adjacency, "bounds": rows}))
-        return
-    for row in rows:
-        value = "-" if row["epsilon"] is None else f"{row['epsilon']:.6g}"
-        print(f"{row['accountant']:<16} {value:>12}  {row['kind']}")
+    values = ["-" if row["epsilon"] is None else f"{row['epsilon']:.6g}" for row in rows]
+    lines = [f"{row['accountant']:<16} {value:>12}  {row['kind']}" for row, value in zip(rows, values, strict=True)]
+    tell({"delta": delta, "adjacency": adjacency, "bounds": rows}, lines, as_json=as_json)
 
 
 @app.command()
@@ -55,25 +58,29 @@ def tuning(
     from dpfy.accounting.tuning import routes
     from dpfy.core.unit import Adjacency
 
+    if plot is not None:
+        target("--plot", plot, SVG)
     event = Training(noise_multiplier, sampling_rate, steps).claim().event
     found = routes(event, trials, delta, adjacency=Adjacency.parse(adjacency))
     if plot is not None:
         _draw(plot, [(route.name, route.epsilon) for route in found], delta)
-    if as_json:
-        rows = [{"route": route.name, "epsilon": route.epsilon, "note": route.note} for route in found]
-        print(json.dumps({"delta": delta, "trials": trials, "cheapest": found[0].name, "routes": rows}))
-        return
-    for route in found:
-        print(f"{route.name:<42} {route.epsilon:>10.4f}  {route.note}")
+    rows = [{"route": route.name, "epsilon": route.epsilon, "note": route.note} for route in found]
+    lines = [f"{route.name:<42} {route.epsilon:>10.4f}  {route.note}" for route in found]
+    tell({"delta": delta, "trials": trials, "cheapest": found[0].name, "routes": rows}, lines, as_json=as_json)
 
 
 def _draw(path: Path, rows: list[tuple[str, float]], delta: float) -> None:
     """Horizontal bars, one a row, on a logarithmic axis where the values span decades."""
     import matplotlib
 
+    from dpfy.core.errors import InvalidInput
+
     matplotlib.use("svg")
     from matplotlib import pyplot
 
+    rows = [(name, value) for name, value in rows if math.isfinite(value)]
+    if not rows:
+        raise InvalidInput("--plot", str(path), "there is no finite bound to draw")
     figure, axes = pyplot.subplots(figsize=(7, 0.4 * len(rows) + 1), layout="constrained")
     values = [value for _, value in rows]
     bars = axes.barh([name for name, _ in rows], values)
@@ -83,5 +90,7 @@ def _draw(path: Path, rows: list[tuple[str, float]], delta: float) -> None:
     if min(values) > 0 and max(values) / min(values) > 20:
         axes.set_xscale("log")
     axes.margins(x=0.15)
-    figure.savefig(path, format="svg")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg")
     pyplot.close(figure)
+    save("--plot", path, drawn.getvalue())

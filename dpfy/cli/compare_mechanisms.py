@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from dpfy.cli.answer import tell
+from dpfy.cli.target import PICTURE, save, target
 
 
 def mechanisms(
@@ -19,25 +21,29 @@ def mechanisms(
     plot: Annotated[
         Path | None, typer.Option(help="Draw C, its inverse and the accumulation of noise into this file (SVG, PNG).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, one object a mechanism.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare mechanisms at one guarantee by the error they leave in the sums of mean gradients (clip norm 1). Looks at no data."""
     from dpfy.core import check
     from dpfy.plan.auto import SAMPLINGS, Target, compare
 
     check.one_of("sampling", sampling, SAMPLINGS)
+    if plot is not None:
+        target("--plot", plot, PICTURE)
     found = compare(records, batch_size, steps, Target(epsilon, delta), sampling=sampling)
     if plot is not None:
         from dpfy.plan.pictures import draw
 
-        draw(plot, found)
-    if as_json:
-        print(json.dumps([row.to_json() for row in found]))
-        return
-    print(f"{'mechanism':<20}{'sampling':<16}{'noise':>10}{'noise std':>12}{'rmse':>12}{'max error':>12}{'buffers':>9}")
-    for candidate in found:
-        row = candidate.to_json()
-        numbers = f"{row['noise_multiplier']:>10.4f}{row['noise_std']:>12.4f}{row['rmse']:>12.6f}{row['max_error']:>12.6f}"
-        print(f"{row['mechanism']:<20}{row['sampling']:<16}{numbers}{row['buffers']:>9}")
-    if plot is not None:
-        print(f"picture: {plot}")
+        save("--plot", plot, draw(found, plot.suffix[1:].lower()))
+    rows = [candidate.to_json() for candidate in found]
+    setting = {"records": records, "batch_size": batch_size, "steps": steps, "epsilon": epsilon, "delta": delta}
+    picture = [] if plot is None else [f"picture: {plot}"]
+    tell(setting | {"sampling": sampling, "mechanisms": rows}, [HEAD, *map(_line, rows), *picture], as_json=as_json)
+
+
+HEAD = f"{'mechanism':<20}{'sampling':<16}{'noise':>10}{'noise std':>12}{'rmse':>12}{'max error':>12}{'buffers':>9}"
+
+
+def _line(row: dict[str, Any]) -> str:
+    numbers = f"{row['noise_multiplier']:>10.4f}{row['noise_std']:>12.4f}{row['rmse']:>12.6f}{row['max_error']:>12.6f}"
+    return f"{row['mechanism']:<20}{row['sampling']:<16}{numbers}{row['buffers']:>9}"

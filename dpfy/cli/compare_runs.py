@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dpfy.cli.answer import tell
+from dpfy.cli.target import PAGE, save, target
 
 
 def runs(
@@ -20,11 +22,9 @@ def runs(
     """
     from dpfy.report import compare
 
+    if out is not None:
+        target("--out", out, PAGE)
     found = compare.compare(places)
     if out is not None:
-        from dpfy.core.storage import write_atomically
-
-        write_atomically(out, compare.page(found).encode())
-    print(json.dumps(found.to_json()) if as_json else compare.text(found))
-    if out is not None and not as_json:
-        print(f"page: {out}")
+        save("--out", out, compare.page(found).encode(errors="backslashreplace"))
+    tell(found.to_json(), [compare.text(found), *([] if out is None else [f"page: {out}"])], as_json=as_json)

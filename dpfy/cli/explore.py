@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
+
+from dpfy.cli.answer import tell
 
 
 def explore(
@@ -26,7 +27,7 @@ def explore(
     except OSError as problem:
         raise InvalidInput("--port", port, f"cannot be used ({problem.strerror})") from None
     with server:
-        print(json.dumps({"address": server.address}) if as_json else server.address, flush=True)
+        tell({"address": server.address}, server.address, as_json=as_json)
         if show:
             import webbrowser
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
+
+from dpfy.cli.answer import tell
+
+SAMPLE = 4
+"""Records that the model is tried on; the batch to plan for is only counted with."""
 
 
 def inspect(
@@ -26,15 +30,17 @@ def inspect(
     from dpfy.gradients.inspect import inspect as look
     from dpfy.models.build import build
     from dpfy.models.config import ModelConfig
+    from dpfy.models.features import full_model
 
-    check.integer("--batch-size", batch_size, least=2)
+    check.integer("--batch-size", batch_size, least=2, most=2**31)
     try:
-        features = tuple(int(side) for side in shape.split("x"))
+        features = tuple(int(side) for side in shape.split("x", 8))
     except ValueError:
         raise InvalidInput("--shape", shape, "must be whole numbers with x between them, e.g. 1x28x28") from None
     if not all(side > 0 for side in features):
         raise InvalidInput("--shape", shape, "must have positive sides")
-    made = build(ModelConfig(name=model), features, check.integer("--classes", classes))
-    found = look(made, torch.randn(batch_size, *features))
-    print(json.dumps(found.as_dict()) if as_json else found.table())
+    config = ModelConfig(name=model)
+    made = full_model(config, build(config, features, check.integer("--classes", classes, least=2)))
+    found = look(made, torch.randn(min(batch_size, SAMPLE), *features), batch_size)
+    tell(found.as_dict(), found.table(), as_json=as_json)
     raise typer.Exit(1 if found.problems else 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dpfy.cli.answer import tell
 
 
 def reproduce(
@@ -29,7 +30,7 @@ def reproduce(
 
     if listing:
         rows = {key: studies.study(key).title for key in studies.STUDIES}
-        print(json.dumps({"studies": rows}) if as_json else "\n".join(f"{key:16} {title}" for key, title in rows.items()))
+        tell({"studies": rows}, [f"{key:16} {title}" for key, title in rows.items()], as_json=as_json)
         return
     if name is None:
         raise InvalidInput("name", None, f"give the name of a study: {', '.join(studies.STUDIES)} (or --list)")
@@ -41,8 +42,5 @@ def reproduce(
     study = studies.study(name)
     options, folder = Options(fast, data_dir, device), out or Path("runs") / f"reproduce-{name}"
     finished = page_of_stored(study, options, folder) if stored else run_with_progress(study, options, folder, jobs)
-    if as_json:
-        print(json.dumps(finished))
-    else:
-        print(f"{finished['cells']} cells ({finished['computed']} computed now) in {finished['seconds']:.0f} s")
-        print(f"  {finished['page']}")
+    first = f"{finished['cells']} cells ({finished['computed']} computed now) in {finished['seconds']:.0f} s"
+    tell(finished, [first, f"  {finished['page']}"], as_json=as_json)

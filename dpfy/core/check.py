@@ -9,12 +9,29 @@ from numbers import Integral, Real
 
 from dpfy.core.errors import InvalidInput
 
+MOST = 2**63 - 1
+"""The largest whole number that arrays can count with."""
+NOISE = (1e-6, 1e12)
+RATE = 1e-15
+STEPS = 2**40
+RECORDS = 2**53
+DELTA = 1e-300
+EPSILON = (1e-9, 1e9)
+"""What a plan may ask for. Beyond these numbers nothing is trained by anybody, and rounding says nothing any more."""
+
 
 def real(name: str, value: object) -> float:
     """A finite real number (no bool, no NaN)."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not _finite(value):
         raise InvalidInput(name, value, "must be a finite number")
     return float(value)
+
+
+def _finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def positive(name: str, value: object) -> float:
@@ -57,11 +74,41 @@ def fraction(name: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def integer(name: str, value: object, least: int = 1) -> int:
-    """A whole number at least `least`. Floats are refused even when whole."""
+def integer(name: str, value: object, least: int = 1, most: int = MOST) -> int:
+    """A whole number from `least` to `most`. Floats are refused even when whole."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InvalidInput(name, value, f"must be a whole number of at least {least}")
+    if int(value) > most:
+        raise InvalidInput(name, value, f"must be at most {most}")
     return int(value)
+
+
+def noise_multiplier(name: str, value: object) -> float:
+    """A noise multiplier of a plan: 0, or a number that noise can really have."""
+    if nonnegative(name, value) and not NOISE[0] <= float(value) <= NOISE[1]:  # type: ignore[arg-type]
+        raise InvalidInput(name, value, f"must be 0 or lie between {NOISE[0]:g} and {NOISE[1]:g}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def sampling_rate(name: str, value: object) -> float:
+    """A sampling rate of a plan: 0, or a number in [1e-15, 1]."""
+    if fraction(name, value) and float(value) < RATE:  # type: ignore[arg-type]
+        raise InvalidInput(name, value, f"must be 0 or at least {RATE:g}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def delta(name: str, value: object) -> float:
+    """The delta of a guarantee."""
+    if inside_unit(name, value) < DELTA:
+        raise InvalidInput(name, value, f"must be at least {DELTA:g}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def epsilon(name: str, value: object) -> float:
+    """An epsilon that is asked for."""
+    if not EPSILON[0] <= positive(name, value) <= EPSILON[1]:
+        raise InvalidInput(name, value, f"must lie between {EPSILON[0]:g} and {EPSILON[1]:g}")
+    return float(value)  # type: ignore[arg-type]
 
 
 def one_of(name: str, value: object, allowed: Iterable[str]) -> str:

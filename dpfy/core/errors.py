@@ -40,5 +40,8 @@ class Busy(DpfyError):
 
 
 def _short(value: object, limit: int = 80) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with too many digits to write
+        text = f"a {type(value).__name__} of thousands of digits"
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -80,8 +80,10 @@ class Inspection:
         return "\n".join(lines + [f"NOT SUPPORTED: {problem}" for problem in self.problems])
 
 
-def inspect(model: nn.Module, sample: Tensor | tuple[Tensor, ...]) -> Inspection:
+def inspect(model: nn.Module, sample: Tensor | tuple[Tensor, ...], batch: int | None = None) -> Inspection:
     """Look at `model` with a public or random `sample` batch: routes, expected costs, problems. Nothing is changed or trained.
+
+    `batch` is the physical batch to plan for, where the sample is smaller than that.
 
     Guarantees: what :func:`check_model` or :func:`probe_mixing` would refuse is listed under problems, with its way out.
     """
@@ -91,7 +93,7 @@ def inspect(model: nn.Module, sample: Tensor | tuple[Tensor, ...]) -> Inspection
     for path, module in model.named_modules():
         own = list(module.parameters(recurse=False))
         if own:
-            views.append(_view(path or "(model)", module, own, shapes.get(path, []), len(inputs[0])))
+            views.append(_view(path or "(model)", module, own, shapes.get(path, []), len(inputs[0]), batch or len(inputs[0])))
     try:
         engine = choose(model)[1]
     except DpfyError as error:
@@ -133,11 +135,11 @@ def _shapes(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, list[torc
     return seen
 
 
-def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[torch.Size], batch: int) -> LayerView:
+def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[torch.Size], seen: int, batch: int) -> LayerView:
     count = sum(p.numel() for p in own)
     wanted = sum(p.numel() for p in own if p.requires_grad)
     matrix = max(own, key=lambda p: p.numel())
-    positions = sum(_positions(module, shape, batch) for shape in shapes)
+    positions = sum(_positions(module, shape, seen) for shape in shapes)
     plain = 3.0 * positions * matrix.numel() if matrix.dim() > 1 else 6.0 * positions * matrix.numel()
     route, extra, memory = "frozen: no work", 0.0, 0
     if wanted and row_for(module) is None:

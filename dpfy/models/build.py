@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.models.config import ModelConfig
 from dpfy.models.features import feature_shape
 
+MOST_PARAMETERS = 2**27
+"""Of a model by name; larger ones are made by hand and trained with :class:`dpfy.PrivateTraining`."""
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
@@ -27,9 +30,33 @@ def build(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Mo
     check.integer("classes", classes, least=2)
     if not features or any(size < 1 for size in features):
         raise InvalidInput("features", features, "must be the shape of one record")
+    _fits(config, tuple(features), classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return BUILDERS[config.name](config, tuple(features), classes)
+
+
+def _fits(config: ModelConfig, features: tuple[int, ...], classes: int) -> None:
+    """Refuse a model that would not fit in memory, by counting its parameters where none is allocated."""
+    if _at_most(config, features, classes) <= MOST_PARAMETERS:
+        return
+    try:
+        with torch.device("meta"):
+            count = sum(p.numel() for p in BUILDERS[config.name](config, features, classes).parameters())
+    except RuntimeError:  # sizes whose product is no size
+        count = MOST_PARAMETERS + 1
+    if max(count, math.prod(features)) > MOST_PARAMETERS:
+        seen = f"records of shape {features}, {classes} classes"
+        raise InvalidInput("model.name", seen, f"{config.name} would have more than {MOST_PARAMETERS} parameters or inputs")
+
+
+def _at_most(config: ModelConfig, features: tuple[int, ...], classes: int) -> int:
+    """A quick bound on the parameters: widths of fully connected layers; of a convolutional part, more than it can give."""
+    if config.name in ("lenet5", "tanh-cnn"):
+        widths = [32 * math.prod(features), 120, 120, classes]
+    else:
+        widths = [math.prod(feature_shape(config, features)), *(config.hidden if config.name == "mlp" else ()), classes]
+    return sum(a * b + b for a, b in itertools.pairwise(widths)) + 1000 * features[0]
 
 
 def _linear(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Module:

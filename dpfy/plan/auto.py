@@ -19,14 +19,16 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.noise.banded import Banded
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.toeplitz import SquareRoot
-from dpfy.plan.correlated import bandmf, blt, dpftrl, fixed_order, step_count, steps_per_epoch, with_strategy
-from dpfy.plan.recipe import Plan, Recipe, dpsgd
+from dpfy.plan.correlated import MOST_STEPS, bandmf, blt, dpftrl, fixed_order, step_count, steps_per_epoch, with_strategy
+from dpfy.plan.recipe import Plan, Recipe, dpsgd, sampling_rate
 
 SAMPLINGS = ("any", "poisson", "fixed-order")
 MECHANISMS = ("dp-sgd", "band-mf", "blt", "tree", "sqrt", "dense", "auto")
 DENSE_STEPS = 512
 """The longest run for which a dense optimum is worth its minutes."""
 FULL_BANDS = 2048
+COMPARED_STEPS = 20_000
+"""The longest run for which mechanisms are compared."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ def compare(
     records: int, batch_size: float, steps: int, target: Target, *, sampling: str = "any", dense: bool | None = None
 ) -> tuple[Candidate, ...]:
     """All mechanisms for this data pattern at one guarantee, least error first."""
+    sampling_rate(records, batch_size)
+    check.integer("steps", steps, most=COMPARED_STEPS)
     with_dense = steps <= DENSE_STEPS if dense is None else dense
     rows: list[Candidate] = []
     if sampling != "fixed-order":
@@ -148,6 +152,7 @@ def best_bands(records: int, batch_size: float, steps: int, target: Target) -> C
 
     Divisors of the steps cut no round short; powers of two are there for runs whose length has few divisors.
     """
+    check.integer("steps", steps, most=COMPARED_STEPS)
     divisors = {b for b in range(2, steps + 1) if steps % b == 0}
     powers = {2**k for k in range(1, steps.bit_length()) if 2**k <= steps}
     widths = sorted(b for b in divisors | powers if b * batch_size / records <= 1)
@@ -210,6 +215,7 @@ def recipe_for(mechanism: str, setting: Setting, target: Target | None = None, b
     records, batch, steps = setting.records, setting.batch_size, setting.steps
     recipe = _by_name(check.one_of("mechanism", mechanism, MECHANISMS), setting, target, bands)
     if recipe is None:
+        step_count(records, batch, None, check.integer("steps", steps, most=DENSE_STEPS if mechanism == "dense" else MOST_STEPS))
         base = Recipe(records, fixed_order(records, batch, steps), steps, FlatClip(1.0), SquareRoot())
         recipe = base if mechanism == "sqrt" else with_strategy(base, dense_for(base))
     return replace(recipe, clip=FlatClip(setting.clip_norm), adjacency=Adjacency.parse(setting.adjacency))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 from dpfy.core import check, participation
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.strategy import Strategy
 from dpfy.noise.tree import Tree
-from dpfy.plan.recipe import Recipe
+from dpfy.plan.recipe import Recipe, sampling_rate, steps_in
 from dpfy.sampling.sampler import Sampler
 from dpfy.sampling.slots import CyclicPoissonSampler, FixedOrderSampler
 
+MOST_STEPS = 100_000
+"""A strategy for more steps would take too long to optimise, and its noise too much memory."""
 SAMPLINGS = ("cyclic-poisson", "fixed-order")
 
 
@@ -105,14 +105,12 @@ def with_strategy(recipe: Recipe, strategy: Strategy) -> Recipe:
 
 def step_count(records: int, batch_size: float, epochs: float | None, steps: int | None) -> int:
     """The steps of a run given in epochs or in steps."""
-    check.integer("records", records)
-    if check.positive("batch_size", batch_size) > records:
-        raise InvalidInput("batch_size", batch_size, f"must be at most the number of records ({records})")
+    sampling_rate(records, batch_size)
     if (epochs is None) == (steps is None):
         raise InvalidInput("epochs", epochs, "give exactly one of epochs and steps")
     if steps is not None:
-        return check.integer("steps", steps)
-    return max(1, math.ceil(check.positive("epochs", epochs) * steps_per_epoch(records, batch_size)))
+        return check.integer("steps", steps, most=MOST_STEPS)
+    return check.integer("epochs, in steps", steps_in(epochs, steps_per_epoch(records, batch_size)), most=MOST_STEPS)
 
 
 def steps_per_epoch(records: int, batch_size: float) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,8 +12,8 @@ MOST_STEPS = 512
 """Matrices are drawn up to this size; a longer run is drawn by its first steps."""
 
 
-def draw(path: Path, found: tuple[Candidate, ...]) -> None:
-    """Draw the best correlated candidate's C and C^-1, the distribution of C^-1, and the accumulation of noise of all candidates."""
+def draw(found: tuple[Candidate, ...], form: str = "svg") -> bytes:
+    """A picture (svg or png) of the best correlated candidate's C and C^-1, and of how the noise of all candidates accumulates."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -26,8 +26,10 @@ def draw(path: Path, found: tuple[Candidate, ...]) -> None:
         _structure(place, matrix, f"{title}: {best.mechanism}, {best.sampling}")
     _entries(axes[1, 0], noise)
     _accumulation(axes[1, 1], found)
-    figure.savefig(path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=form)
     pyplot.close(figure)
+    return drawn.getvalue()
 
 
 def _matrices(candidate: Candidate) -> tuple[Any, Any]:

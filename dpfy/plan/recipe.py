@@ -39,8 +39,8 @@ class Recipe:
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
 
     def __post_init__(self) -> None:
-        check.integer("records", self.records)
-        check.integer("steps", self.steps)
+        check.integer("records", self.records, most=check.RECORDS)
+        check.integer("steps", self.steps, most=check.STEPS)
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         pairs.find(self.sampler.participation, self.strategy)
         if isinstance(self.strategy, Schedule) and self.strategy.steps != self.steps:
@@ -67,7 +67,7 @@ class Recipe:
 
         Guarantees: the plan's epsilon at `delta`, by the same accountant, is at most `epsilon`; the search rounds the noise up.
         """
-        check.positive("epsilon", epsilon)
+        check.epsilon("epsilon", epsilon)
         self.check_delta(delta, allow_large_delta)
         noise = calibration.noise(self.event, epsilon, delta, adjacency=self.adjacency, accountant=accountant)
         return Plan(self, noise, delta, accountant)
@@ -83,11 +83,11 @@ class Recipe:
         """The plan with this noise multiplier. Noise 0 trains without privacy and says so. Default delta: see `default_delta`."""
         chosen = default_delta(self.records) if delta is None else delta
         self.check_delta(chosen, allow_large_delta)
-        return Plan(self, check.nonnegative("noise_multiplier", noise_multiplier), chosen, accountant)
+        return Plan(self, check.noise_multiplier("noise_multiplier", noise_multiplier), chosen, accountant)
 
     def check_delta(self, delta: float, allow_large: bool = False) -> None:
         """delta must lie in (0, 1) and below 1/records, unless the caller takes the responsibility."""
-        check.inside_unit("delta", delta)
+        check.delta("delta", delta)
         if delta >= 1 / self.records and not allow_large:
             rule = f"must be below 1/records = {1 / self.records:.3g}: at that size it allows publishing a random record in full"
             raise InvalidInput("delta", delta, rule + " (allow_large_delta overrides)")
@@ -107,8 +107,8 @@ class Plan:
     accountant: str = accounting.DEFAULT
 
     def __post_init__(self) -> None:
-        check.nonnegative("noise_multiplier", self.noise_multiplier)
-        check.inside_unit("delta", self.delta)
+        check.noise_multiplier("noise_multiplier", self.noise_multiplier)
+        check.delta("delta", self.delta)
         accounting.accountant(self.accountant)
         if math.isinf(self.recipe.clip.bound.l2) and self.noise_multiplier > 0:
             raise InvalidInput("clip_norm", math.inf, "must be finite when there is noise: noise cannot protect an unbounded sum")
@@ -174,6 +174,24 @@ def default_delta(records: int) -> float:
     return 10.0 ** min(-1, math.floor(-1.1 * math.log10(max(records, 2))))
 
 
+def sampling_rate(records: int, batch_size: float) -> float:
+    """The share of the records in a mean batch; a batch that is larger than the data, or hardly ever holds a record, is refused."""
+    check.integer("records", records, most=check.RECORDS)
+    if check.positive("batch_size", batch_size) > records:
+        raise InvalidInput("batch_size", batch_size, f"must be at most the number of records ({records})")
+    if batch_size / records < check.RATE:
+        raise InvalidInput("batch_size", batch_size, f"must be at least {check.RATE:g} of the number of records ({records})")
+    return batch_size / records
+
+
+def steps_in(epochs: object, each: float) -> int:
+    """The steps of `epochs` of `each` steps, at least 1."""
+    count = check.positive("epochs", epochs) * each
+    if count > check.STEPS:
+        raise InvalidInput("epochs", epochs, f"asks for {count:.3g} steps; at most {check.STEPS}")
+    return max(1, math.ceil(count))
+
+
 def dpsgd(
     records: int,
     batch_size: float,
@@ -190,11 +208,8 @@ def dpsgd(
     """
     from dpfy.sampling.poisson import PoissonSampler
 
-    check.integer("records", records)
-    if check.positive("batch_size", batch_size) > records:
-        raise InvalidInput("batch_size", batch_size, f"must be at most the number of records ({records})")
+    rate = sampling_rate(records, batch_size)
     if (epochs is None) == (steps is None):
         raise InvalidInput("epochs", epochs, "give exactly one of epochs and steps")
-    rate = batch_size / records
-    count = steps if steps is not None else max(1, math.ceil(check.positive("epochs", epochs) / rate))
+    count = steps if steps is not None else steps_in(epochs, 1 / rate)
     return Recipe(records, PoissonSampler(rate), count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from dpfy import accounting
-from dpfy.core import check
+from dpfy.core import check, reading
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 from dpfy.data.config import DataConfig
@@ -39,14 +38,14 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
-            check.positive("privacy.epsilon", self.epsilon)
+            check.epsilon("privacy.epsilon", self.epsilon)
         if self.noise_multiplier is not None:
-            check.nonnegative("privacy.noise_multiplier", self.noise_multiplier)
+            check.noise_multiplier("privacy.noise_multiplier", self.noise_multiplier)
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise InvalidInput("privacy.noise_multiplier", self.noise_multiplier, "give epsilon or noise_multiplier, not both")
-        check.inside_unit("privacy.delta", self.delta)
+        check.delta("privacy.delta", self.delta)
         if self.records is not None:
-            check.integer("privacy.records", self.records)
+            check.integer("privacy.records", self.records, most=check.RECORDS)
         Adjacency.parse(self.adjacency)
         accounting.accountant(self.accountant)
         _flag("privacy.allow_large_delta", self.allow_large_delta)
@@ -88,7 +87,7 @@ class TrainingConfig:
         if self.epochs is not None:
             check.positive("training.epochs", self.epochs)
         if self.steps is not None:
-            check.integer("training.steps", self.steps)
+            check.integer("training.steps", self.steps, most=check.STEPS)
         if self.epochs is not None and self.steps is not None:
             raise InvalidInput("training.steps", self.steps, "give epochs or steps, not both")
         check.positive_or_infinite("training.clip_norm", self.clip_norm)
@@ -137,11 +136,11 @@ class LedgerConfig:
 
     def __post_init__(self) -> None:
         if self.budget_epsilon is not None:
-            check.positive("ledger.budget_epsilon", self.budget_epsilon)
+            check.epsilon("ledger.budget_epsilon", self.budget_epsilon)
             if self.path is None:
                 raise InvalidInput("ledger.budget_epsilon", self.budget_epsilon, "needs ledger.path (--ledger) to be kept in")
         if self.budget_delta is not None:
-            check.inside_unit("ledger.budget_delta", self.budget_delta)
+            check.delta("ledger.budget_delta", self.budget_delta)
             if self.budget_epsilon is None:
                 raise InvalidInput("ledger.budget_delta", self.budget_delta, "goes with ledger.budget_epsilon")
 
@@ -185,12 +184,7 @@ SECTIONS: dict[str, type] = {
 
 def read_toml(path: Path) -> dict[str, dict[str, Any]]:
     """The sections of a TOML file, keys checked, values not yet."""
-    try:
-        raw = tomllib.loads(path.read_text())
-    except OSError as problem:
-        raise InvalidInput("config", str(path), f"cannot be read ({problem.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise InvalidInput("config", str(path), f"is not TOML ({problem})") from None
+    raw = reading.toml("config", path)
     check.known_keys("", raw, SECTIONS)
     for name, section in raw.items():
         if not isinstance(section, dict):

@@ -20,6 +20,9 @@ from dpfy.plan.recipe import dpsgd
 from dpfy.training.audited import claimed_curve, observe_stream
 
 Array = NDArray[np.float64]
+MOST_STEPS = 4096
+MOST_SEEN = 2**25
+"""Numbers that the attacker sees, one for each canary and step: they must fit in memory several times."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ class StreamFacts:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        check.positive("noise_multiplier", self.noise_multiplier)
-        check.rate("sampling_rate", self.rate)
-        check.integer("steps", self.steps)
-        check.integer("bands", self.bands)
-        check.inside_unit("delta", self.delta)
+        check.noise_multiplier("noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier))
+        check.sampling_rate("sampling_rate", check.rate("sampling_rate", self.rate))
+        check.integer("steps", self.steps, most=MOST_STEPS)
+        check.integer("bands", self.bands, most=self.steps)
+        check.delta("delta", self.delta)
         if self.steps % check.integer("epochs", self.epochs):
             raise InvalidInput("epochs", self.epochs, f"must divide the number of steps ({self.steps})")
         if self.bands > 1 and self.rate < 1:
@@ -67,7 +70,9 @@ def audited(facts: StreamFacts, canaries: int, seed: int | None = None) -> Strea
     """Draw coins, run the stream on the canaries' bounded sums and once on nothing."""
     randomness = Randomness.from_os() if seed is None else Randomness.for_tests(seed)
     rng = randomness.generator("audit coins", 0)
-    coins = rng.integers(2, size=check.integer("canaries", canaries)).astype(bool)
+    if check.integer("canaries", canaries, least=10, most=MOST_SEEN) * facts.steps > MOST_SEEN:
+        raise InvalidInput("canaries", canaries, f"times the number of steps ({facts.steps}) must be at most {MOST_SEEN}")
+    coins = rng.integers(2, size=canaries).astype(bool)
     return _correlated(facts, coins, randomness) if facts.bands > 1 else _independent(facts, coins, randomness)
 
 

@@ -31,9 +31,11 @@ def run(arguments):
     return stop.value.code
 
 
-def test_json_is_a_list_of_rows_least_error_first(capsys):
+def test_json_is_one_object_with_rows_least_error_first(capsys):
     assert run([*ARGUMENTS, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["steps"] == 40
+    rows = answer["mechanisms"]
     assert all(set(row) == KEYS for row in rows)
     assert [row["rmse"] for row in rows] == pytest.approx(sorted(row["rmse"] for row in rows), rel=1e-4)
     assert {"dp-sgd", "band-mf", "blt", "tree", "sqrt", "dense"} <= {row["mechanism"] for row in rows}

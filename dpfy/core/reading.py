@@ -1,0 +1,90 @@
+"""Files of a user, read with care: only regular files, never more than a limit, and every fault is one line with its field."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from dpfy.core.errors import Corrupt, InvalidInput
+
+MOST_TEXT = 64 << 20
+"""No configuration, card or list of metrics is longer than this."""
+MOST_DATA = 8 << 30
+
+
+def content(field: str, path: Path, *, most: int = MOST_TEXT, name: str | None = None) -> bytes:
+    """All bytes of a regular file.
+
+    Guarantees: a pipe, a device, a folder and a file above `most` bytes are refused without being waited for or read.
+    """
+    shown = str(path) if name is None else name
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as problem:
+        raise InvalidInput(field, shown, why(problem, "cannot be read")) from None
+    except ValueError:
+        raise InvalidInput(field, shown, "is not the name of a file") from None
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise InvalidInput(field, shown, f"must be a file, and is {kind(mode)}")
+    try:
+        with os.fdopen(handle, "rb") as file:
+            found = file.read(most + 1)
+    except OSError as problem:
+        raise InvalidInput(field, shown, why(problem, "cannot be read")) from None
+    if len(found) > most:
+        raise InvalidInput(field, shown, f"holds more than {most} bytes")
+    return found
+
+
+def text(field: str, path: Path, *, most: int = MOST_TEXT) -> str:
+    """A regular file as UTF-8."""
+    try:
+        return content(field, path, most=most).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise InvalidInput(field, str(path), f"is not UTF-8 text (byte {problem.start})") from None
+
+
+def toml(field: str, path: Path) -> dict[str, Any]:
+    """A regular file as TOML."""
+    return parsed_toml(field, str(path), text(field, path))
+
+
+def parsed_toml(field: str, name: str, written: str) -> dict[str, Any]:
+    """Text as TOML; what is no TOML, holds a number that none can be, or is nested without end is refused."""
+    try:
+        return tomllib.loads(written)
+    except RecursionError:
+        raise InvalidInput(field, name, "is nested too deeply") from None
+    except ValueError as problem:
+        raise InvalidInput(field, name, f"is not TOML ({problem})") from None
+
+
+def parsed_json(name: str, written: str | bytes) -> Any:
+    """Text as JSON; what is none (NaN and Infinity are not) is :class:`Corrupt`."""
+    try:
+        return json.loads(written, parse_constant=_refused)
+    except RecursionError:
+        raise Corrupt(name, "is nested too deeply") from None
+    except ValueError:
+        raise Corrupt(name, "is not JSON") from None
+
+
+def why(problem: OSError, otherwise: str) -> str:
+    """The rule that an operating system's error stands for."""
+    return f"{otherwise} ({problem.strerror or type(problem).__name__})"
+
+
+def kind(mode: int) -> str:
+    """What something that is no regular file is, in words."""
+    names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    return names.get(stat.S_IFMT(mode), "something else")
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(constant)
