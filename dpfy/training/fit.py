@@ -8,22 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpfy import accounting
 from dpfy.core import check
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
+from dpfy.core.ledger import Ledger
+from dpfy.core.storage import sha256_of
 from dpfy.data.records import Records, as_records
 from dpfy.plan.recipe import Plan
+from dpfy.report import verify
+from dpfy.report.words import is_absent
 from dpfy.training import metrics
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.progress import marks
-from dpfy.training.run import Run, RunFolder
+from dpfy.training.run import CARD, Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+BEFORE = "finished before"
+MODEL = "model.safetensors"
 EVALUATION_BATCH = 1000
 MOST_CLASSES = 50
 """A table of confused classes is kept up to this size."""
@@ -76,6 +84,9 @@ def fit(
     `train` and `test` hold (features, targets). `test` must be public, or its people must not be in need of protection: what is
     measured on it is published as it is. `loss` is "cross_entropy", "squared_error" or a function to one loss per example.
 
+    Resuming a run that is finished returns its result and gives the model the released weights; a crash between the card and the
+    end of the erasure is made good.
+
     Guarantees: those of :class:`PrivateTraining`.
     """
     if isinstance(train, Records) and train.rows_each > 1:
@@ -83,6 +94,8 @@ def fit(
     chosen = LOSSES[check.one_of("loss", loss, LOSSES)] if isinstance(loss, str) else loss
     held_out = None if test is None else as_records(test)
     started = time.monotonic()
+    if (done := _finished(model, run, plan)) is not None:
+        return done
     training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update)
     with training:
         model.train()
@@ -100,6 +113,23 @@ def fit(
     epsilon = guarantee.epsilon(plan.delta)
     seconds = time.monotonic() - started
     return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
+
+
+def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
+    """The result of a run that is resumed though it is finished, and the model with its released weights; None if it goes on."""
+    if not isinstance(run, Run) or not complete(run, plan):
+        return None
+    folder = Path(run.path)
+    card, ledger = verify.load_card(folder / CARD), Ledger.read(folder / "ledger.jsonl")
+    if card["files"].get(MODEL) != sha256_of(folder / MODEL):
+        raise Corrupt(MODEL, "is not the model that the card states")
+    try:
+        model.load_state_dict(load_file(folder / MODEL))
+    except RuntimeError:
+        raise InvalidInput("model", type(model).__name__, "is not the model of the finished run that is resumed") from None
+    guarantee = ledger.guarantee(accounting.accountant(plan.accountant), tuple(card["caveats"]))
+    utility = {} if is_absent(card["utility"]) else card["utility"]
+    return Result(folder, guarantee, guarantee.epsilon(plan.delta), plan.delta, utility, card["steps_done"], 0.0, BEFORE)
 
 
 def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | None) -> Iterator[tuple[Tensor, ...]]:

@@ -22,9 +22,9 @@ from dpfy.plan.auto import Setting, Target, recipe_for
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.report.card import NAME as CARD
 from dpfy.training.config import JobConfig, LedgerConfig, TrainingConfig
-from dpfy.training.fit import fit
+from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
-from dpfy.training.run import Run, RunFolder, erase_secrets
+from dpfy.training.run import Run, RunFolder, finish_erasure
 from dpfy.training.update import Update
 
 RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000, "digits": 1_438, "adult": 24_130, "shakespeare": 6_917}
@@ -86,8 +86,8 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
     nothing is left behind.
     """
     if resume and (out / CARD).is_file():
-        erase_secrets(out)  # a crash after the card and before the erasure
-        return Outcome(out, _card(out), 0.0, "finished before")
+        finish_erasure(out)  # a crash after the card and before the erasure
+        return Outcome(out, _card(out), 0.0, BEFORE)
     plan = plan_of(config)
     with RunFolder(_run(config, plan, out, resume, seed), plan) as folder:
         data = source.load(config.data)

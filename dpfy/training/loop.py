@@ -109,7 +109,7 @@ class PrivateTraining:
                     state.save(self)
         finally:
             self._entered = False
-            self.folder.close()
+            self.folder.__exit__(kind, error, trace)
 
     def batches(self) -> Iterator[tuple[Tensor, ...]]:
         """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside.
@@ -224,6 +224,7 @@ class PrivateTraining:
         step, recipe = self.steps_done, self.plan.recipe
         parameters = trainable(self.model)
         into = rounded(total.value, parameters)
+        self.folder.note_begun()
         released, self.noise_state = self._noise.release(total, step, self.noise_state, self.folder.permit, into)
         if (count := released.value.pop(COUNT, None)) is not None and isinstance(self.clip, QuantileClip):
             self.clip = self.clip.updated(float(count) * recipe.expected_batch, recipe.expected_batch)

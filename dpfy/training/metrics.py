@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpfy.core import storage
 from dpfy.core.codec import number
-from dpfy.core.storage import write_atomically
 
 FILE = "metrics.jsonl"
 
@@ -28,11 +28,10 @@ def last_step(folder: Path) -> int:
 
 def append(folder: Path, row: dict[str, Any]) -> None:
     """Add a row."""
-    with open(folder / FILE, "a") as file:
-        file.write(json.dumps({k: number(v) for k, v in row.items()}, allow_nan=False) + "\n")
+    storage.append(folder / FILE, (json.dumps({k: number(v) for k, v in row.items()}, allow_nan=False) + "\n").encode())
 
 
 def cut(folder: Path, step: int) -> None:
     """Forget rows written after `step`: the resumed run will write them again."""
     kept = [row for row in rows(folder) if row["step"] <= step]
-    write_atomically(folder / FILE, "".join(json.dumps(row) + "\n" for row in kept).encode())
+    storage.write_atomically(folder / FILE, "".join(json.dumps(row) + "\n" for row in kept).encode())

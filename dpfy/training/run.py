@@ -1,30 +1,32 @@
 """The run folder: where a run's plan, ledger, secrets, checkpoints and results live, and in which order they come to be.
 
     runs/x/  plan.json  config.toml  ledger.jsonl  metrics.jsonl  model.safetensors  privacy.json  report.html
-             checkpoint/  lock  secret.json (0600)  state.safetensors (0600)         erased when the run ends
+             .dpfy-NAME  checkpoint/  lock  secret.json (0600)  state.safetensors (0600)         gone when the run ends
 
-The order is the safety: secret, then reservation, then data. A crash between any two leaves a folder that can be resumed.
+The order is the safety: mark, configuration, plan, secret, reservation, data. A crash between any two leaves a folder that can be
+resumed; a folder without the mark is not touched.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpfy import accounting
 from dpfy.core import check
-from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
+from dpfy.core.errors import Busy, Corrupt, InvalidInput
 from dpfy.core.ledger import Budget, Ledger, Permit, hold
 from dpfy.core.random import Randomness
-from dpfy.core.storage import PRIVATE_MODE, erase, write_atomically
+from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.plan.recipe import Plan
+from dpfy.training.mark import HIDDEN, Mark, refuse_planted
 
 TRAINING = "training"
+CARD = "privacy.json"
 BEGUN = "begun"
 
 
@@ -58,15 +60,14 @@ class RunFolder:
     def __init__(self, run: Run, plan: Plan) -> None:
         self.run, self.plan = run, plan
         self.path = Path(run.path)
+        self.secrets = self.path / HIDDEN
         self.shared: tuple[Ledger, Permit] | None = None
-        self._refuse_or_resume()
-        self.secrets = self.path / "checkpoint"
-        self.secrets.mkdir(parents=True, exist_ok=True)
-        os.chmod(self.secrets, 0o700)
-        self._hold: AbstractContextManager[None] = hold(self.secrets / "lock", f"run {self.path.name}")
-        self._hold.__enter__()
-        self.fresh = not self.state.is_file()
+        self._over = self._noted = False
+        self._hold: AbstractContextManager[None] = nullcontext()
+        self.mark, self.fresh = self._marked()
         try:
+            self._take()
+            self.fresh = not self.state.is_file()
             self._write_plan()
             self.id, self.randomness = self._secret()
             self.ledger = Ledger.open(self.path / "ledger.jsonl", unit=plan.recipe.unit, adjacency=plan.recipe.adjacency)
@@ -83,7 +84,7 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """Whether the card is written."""
-        return (self.path / "privacy.json").is_file()
+        return (self.path / CARD).is_file()
 
     @property
     def begun(self) -> bool:
@@ -95,53 +96,94 @@ class RunFolder:
         )
 
     def note_begun(self) -> None:
-        """Write down, before the first step, that steps will be made."""
-        if not self.begun:
+        """Write down, before the first release, that steps will be made. Until then the run can be undone."""
+        if not self._noted and not self.begun:
             self.ledger.note(BEGUN)
+        self._noted = True
 
     def close(self) -> None:
         """Let other processes have the folder."""
         self._hold.__exit__(None, None, None)
+        self._hold = nullcontext()
 
     def __enter__(self) -> RunFolder:
         """Held until the block is left."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Let go; if the run never got as far as its first checkpoint because its input was refused, leave nothing behind."""
-        if isinstance(error, DpfyError) and self.fresh and not self.state.is_file() and not self.begun:
-            self.abandon()
-        self.close()
+        """Let go; if the run failed before its first step, leave nothing behind. Safe to call again.
+
+        A run that was killed or interrupted stays as it is, to be resumed.
+        """
+        try:
+            refused = isinstance(error, Exception) and not isinstance(error, Busy)
+            if refused and self.fresh and not self._over and not self.begun:
+                self.abandon()
+        finally:
+            self.close()
 
     def abandon(self) -> None:
-        """Undo a run that released nothing: destroy its secret, then give back its reservation, then remove the folder."""
-        erase_secrets(self.path)
+        """Undo a run that released nothing: destroy its secret, then give back its reservation, then remove the folder.
+
+        What this run did not make is left, and so is a folder that was there before.
+        """
+        self._over = True
+        self.mark.erase_secrets()
         if self.shared is not None:
             ledger, permit = self.shared
             ledger.void(permit, "the input was refused before the first step; nothing was released")
-        for name in ("ledger.jsonl", "config.toml", "plan.json"):
-            (self.path / name).unlink(missing_ok=True)
-        if not any(self.path.iterdir()):
-            self.path.rmdir()
+        self.mark.clear()
+        self.mark.remove_folder()
 
-    def _refuse_or_resume(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise InvalidInput("run", str(self.run.path), "is a file, not a folder")
-        occupied = self.path.is_dir() and any(self.path.iterdir())
-        if not occupied:
-            return
-        if not (self.path / "plan.json").is_file() and not _is_stub(self.path):
-            raise InvalidInput("run", str(self.run.path), "is not empty and holds no dpfy run; choose another folder")
-        if self.finished:
-            raise InvalidInput("run", str(self.run.path), "already holds a finished run; choose another folder")
-        if (self.path / "plan.json").is_file():
-            held = load_plan(self.path)
-            if held != self.plan:
-                raise InvalidInput("run", str(self.run.path), f"already holds a different plan ({_difference(held, self.plan)})")
-            if not self.run.resume:
-                raise InvalidInput(
-                    "run", str(self.run.path), "holds an unfinished run; resume it (--resume) or choose another folder"
-                )
+    def _marked(self) -> tuple[Mark, bool]:
+        """The mark of this run, and whether it is new: made in an empty folder, or found in a folder of ours. Others are refused."""
+        given = str(self.run.path)
+        if os.path.lexists(self.path) and not self.path.is_dir():
+            raise InvalidInput("run", given, "is a file, not a folder")
+        try:
+            if not self.path.is_dir() or not any(self.path.iterdir()):
+                return Mark.make(self.path), True
+        except (OSError, ValueError) as problem:
+            raise InvalidInput(
+                "run", given, f"cannot be used as a folder ({getattr(problem, 'strerror', None) or problem})"
+            ) from None
+        if complete(self.run, self.plan) or self.finished:
+            raise InvalidInput("run", given, "already holds a finished run; choose another folder")
+        mark = Mark.find(self.path)
+        if mark is None:
+            raise InvalidInput("run", given, "is not empty and holds no dpfy run that could go on; choose another folder")
+        refuse_planted(self.path)
+        return mark, False
+
+    @property
+    def _never_began(self) -> bool:
+        """Whether a crash stopped the run of this folder before it had a secret, or while it was given up: nothing was released."""
+        return not (self.secrets / "secret.json").is_file() and not self.begun
+
+    def _take(self) -> None:
+        """Hold the marked folder for this process alone, and remove what a crash has left half-written."""
+        self.secrets.mkdir(exist_ok=True)
+        os.chmod(self.secrets, 0o700)
+        held = hold(self.secrets / "lock", f"run {self.path.name}")
+        held.__enter__()
+        self._hold = held
+        if not self.mark.file.is_file():
+            raise Busy(f"run {self.path.name}: another process has just ended it; try again")
+        if self._never_began:
+            self.mark.clear()
+        else:
+            self._agree()
+        self.mark.erase_temporaries()
+
+    def _agree(self) -> None:
+        """Refuse to go on with another plan than the one the folder holds, or unasked."""
+        held, given = load_plan(self.path), str(self.run.path)
+        if held != self.plan:
+            raise InvalidInput("run", given, f"already holds a different plan ({_difference(held, self.plan)})")
+        if not self.run.resume:
+            raise InvalidInput("run", given, "holds an unfinished run; resume it (--resume) or choose another folder")
+        if (file := self.secrets / "secret.json").is_file():
+            self._held_secret(file)
 
     def _write_plan(self) -> None:
         if not (self.path / "plan.json").is_file():
@@ -157,13 +199,19 @@ class RunFolder:
             if (self.path / "ledger.jsonl").is_file() and Ledger.read(self.path / "ledger.jsonl").permits():
                 raise Corrupt("checkpoint/secret.json", "is missing: the run cannot be resumed; start a new one")
             fresh = Randomness.from_os() if self.run.seed is None else Randomness.for_tests(self.run.seed)
-            body = {"run": secrets.token_hex(8), "secret": fresh.secret.hex(), "fixed": fresh.fixed}
+            body = {"run": self.mark.run, "secret": fresh.secret.hex(), "fixed": fresh.fixed}
             write_atomically(file, json.dumps(body).encode(), mode=PRIVATE_MODE)
+        return self._held_secret(file)
+
+    def _held_secret(self, file: Path) -> tuple[str, Randomness]:
         try:
             held = json.loads(file.read_text())
-            return held["run"], Randomness(bytes.fromhex(held["secret"]), held["fixed"])
-        except (ValueError, KeyError, TypeError):
+            name, randomness = held["run"], Randomness(bytes.fromhex(held["secret"]), held["fixed"])
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise Corrupt("checkpoint/secret.json", "is damaged: the run cannot be resumed; start a new one") from None
+        if name != self.mark.run:
+            raise Corrupt("checkpoint/secret.json", "belongs to another run than the folder's mark; start a new one")
+        return name, randomness
 
     def _reserve(self) -> Permit:
         """The right to run the whole plan: written to the data set's ledger (once a run) and to the run's own, before any data is read."""
@@ -195,25 +243,40 @@ class RunFolder:
 
 
 def erase_secrets(folder: Path) -> None:
-    """Destroy seed, noise state and checkpoints of a finished run: what is left is safe to publish. Safe to call again."""
-    hidden = folder / "checkpoint"
-    if hidden.is_dir():
-        for file in sorted(hidden.iterdir(), key=lambda f: f.name == "lock"):
-            erase(file)
-        hidden.rmdir()
+    """End a finished run: destroy seed, noise state and checkpoints, then remove the mark. What is left is safe to publish.
+
+    Guarantees: touches nothing in a folder without a mark, nor files that no run makes. Safe to call again.
+    """
+    if (mark := Mark.find(folder)) is not None:
+        mark.erase_secrets()
+        mark.remove()
+
+
+def complete(run: Run, plan: Plan) -> bool:
+    """Whether `run` resumes a run of `plan` that is finished; if a crash came before its secrets were erased, they are erased now."""
+    path = Path(run.path)
+    if not run.resume or not (path / CARD).is_file() or load_plan(path) != plan:
+        return False
+    finish_erasure(path)
+    return True
+
+
+def finish_erasure(path: Path) -> None:
+    """Erase what a crash between card and erasure has left in a finished run folder."""
+    if Mark.find(path) is None:
+        return
+    refuse_planted(path)
+    hidden = path / HIDDEN
+    with hold(hidden / "lock", f"run {path.name}") if hidden.is_dir() else nullcontext():
+        erase_secrets(path)
 
 
 def load_plan(folder: Path) -> Plan:
     """The plan a run folder holds."""
     try:
         return Plan.from_json(json.loads((folder / "plan.json").read_text()))
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise Corrupt("plan.json", f"is not a plan ({problem})") from None
-
-
-def _is_stub(path: Path) -> bool:
-    """A folder that a crash left before its plan was written: nothing in it but what RunFolder makes first."""
-    return all(p.name in ("checkpoint", "config.toml") or p.name.startswith(".") for p in path.iterdir())
 
 
 def _difference(held: Plan, asked: Plan) -> str:

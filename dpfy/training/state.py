@@ -69,9 +69,7 @@ def restore_or_begin(training: PrivateTraining) -> None:
             raise Corrupt("checkpoint/state.safetensors", "is missing though steps were made: start a new run")
         training.identity = identity(training)
         save(training)
-        training.folder.note_begun()
         return
-    training.folder.note_begun()
     snapshot = checkpoint.read(file, training.folder.randomness)
     if training.runtime.max_physical_batch == "auto":
         training.physical_batch = snapshot.facts["physical"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -53,6 +54,66 @@ def train_in_child(path: str, death: tuple[str, int] | None, tally: str | None =
     train(dpfy.Run(path, resume=True, seed=5, checkpoint_every=0.0))
     if tally:
         Path(tally).write_text(json.dumps(calls))
+
+
+BOUNDARIES = ("open", "mkdir", "chmod", "write", "fsync", "replace", "unlink", "rmdir")
+
+
+def die_at_every_call(path: str, every: int, answer: str) -> None:
+    """Kill a short run at every call of an os function (of the middle of its life, at every `every`-th); resume it; compare.
+
+    The runs are forks of this process. Writes to `answer` how many were killed, and for each that was not resumed to the same
+    model and a clean folder, at which call.
+    """
+    train(dpfy.Run(Path(path) / "first"), steps=2)  # its forks find every cache filled
+    whole = Path(path) / "whole"
+    order = Path(path) / "order"
+    assert _forked(whole, None, order) == 0
+    calls = [name for name in order.read_text().split() if name]
+    deaths = [n for n in range(len(calls)) if n < 30 or n > len(calls) - 40 or n % every == 0]
+    killed, wrong = 0, []
+    for n in deaths:
+        folder = Path(path) / str(n)
+        killed += os.waitstatus_to_exitcode(_forked(folder, n)) == -signal.SIGKILL
+        if _forked(folder, None) != 0 or _left(folder) != _left(whole):
+            wrong.append((n, calls[n], *sorted(_left(folder).keys() ^ _left(whole).keys())))
+    Path(answer).write_text(json.dumps({"calls": len(calls), "deaths": len(deaths), "killed": killed, "wrong": wrong}))
+
+
+def _left(folder: Path) -> dict[str, object]:
+    """What must be the same in all finished runs: the names of all files, and the model and the metrics to the last byte."""
+    found = {str(p.relative_to(folder)): None for p in folder.rglob("*")} if folder.is_dir() else {}
+    return found | {n: (folder / n).read_bytes() for n in ("model.safetensors", "metrics.jsonl") if (folder / n).is_file()}
+
+
+def _forked(path: Path, death: int | None, order: Path | None = None) -> int:
+    """The wait status of a fork that trains two steps and dies before call `death`, counted over all functions together."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    seen: list[str] = []
+    for name in BOUNDARIES:
+        _count(name, seen, death)
+    try:
+        train(dpfy.Run(path, resume=True, seed=5, checkpoint_every=0.0), steps=2)
+        if order:
+            order.write_text(" ".join(seen))
+        os._exit(0)
+    except BaseException as problem:
+        print(f"{path.name}: {problem!r}", file=sys.stderr)
+        os._exit(1)
+
+
+def _count(name: str, seen: list[str], death: int | None) -> None:
+    real = getattr(os, name)
+
+    def counted(*arguments: object, **options: object) -> object:
+        if len(seen) == death:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen.append(name)
+        return real(*arguments, **options)
+
+    setattr(os, name, counted)
 
 
 def _watch(name: str, calls: dict[str, int], death: tuple[str, int] | None) -> None:

@@ -11,10 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import dpfy
 from dpfy import accounting
+from dpfy.core import storage
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
+from dpfy.training.mark import Mark
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -120,16 +126,61 @@ def test_killed_at_random_moments_again_and_again(spawn, reference, tmp_path):
 BEGUN = time.monotonic()
 
 
-def test_secrets_left_by_a_crash_are_erased_on_resume(spawn, tmp_path):
-    """A crash after the card and before the erasure: resuming the job erases what is left."""
-    from dpfy.training import config, job
+@pytest.mark.parametrize("every", [pytest.param(50, id="ends"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def test_killed_at_every_call_of_the_operating_system(spawn, tmp_path, every):
+    """From the mark to the end of the erasure: a run killed before any call is resumed to the same bits and leaves a clean folder."""
+    context = multiprocessing.get_context("forkserver")
+    child = context.Process(target=small.die_at_every_call, args=(str(tmp_path), every, str(tmp_path / "answer")))
+    child.start()
+    child.join(1500)
+    assert child.exitcode == 0
+    answer = json.loads((tmp_path / "answer").read_text())
+    assert answer["wrong"] == []
+    assert answer["killed"] == answer["deaths"] >= 70
 
-    path = tmp_path / "run"
+
+def test_secrets_left_by_a_crash_are_erased_on_resume(tmp_path, monkeypatch):
+    """A crash after the card, before and inside the erasure: resuming completes it and returns the finished run; so does the job."""
+    from dpfy.training import config, finish, job
+
+    class Crash(BaseException):
+        pass
+
+    def crash(*arguments: object) -> None:
+        raise Crash
+
     flags = {"data.kind": "digits", "privacy.records": 1437, "model.name": "linear", "training.steps": 2, "privacy.delta": 1e-4}
     settings = config.make({}, flags)
-    job.run(settings, path, seed=1)
-    (path / "checkpoint").mkdir()
-    (path / "checkpoint" / "secret.json").write_text("left over")
-    outcome = job.run(settings, path, resume=True)
-    assert not (path / "checkpoint").exists()
-    assert outcome.card == json.loads((path / "privacy.json").read_text())
+    for number, place in enumerate([(finish, "erase_secrets"), (storage, "_zero"), (Mark, "remove")]):
+        ours, theirs = tmp_path / f"library {number}", tmp_path / f"job {number}"
+        with monkeypatch.context() as patch:
+            patch.setattr(*place, crash)
+            for start in (lambda: small.train(dpfy.Run(ours, seed=1), steps=2), lambda: job.run(settings, theirs, seed=1)):  # noqa: B023
+                with pytest.raises(Crash):
+                    start()
+        for path in (ours, theirs):
+            assert Mark.find(path) is not None
+        result = small.train(dpfy.Run(ours, resume=True), steps=2)
+        card = json.loads((ours / "privacy.json").read_text())
+        assert (result.utility, result.epsilon) == (card["utility"], card["guarantee"]["epsilon"])
+        outcome = job.run(settings, theirs, resume=True)
+        assert outcome.card == json.loads((theirs / "privacy.json").read_text())
+        for path in (ours, theirs):
+            assert not [p.name for p in path.iterdir() if p.name.startswith(".") or p.is_dir()]
+            assert all(f.holds for f in verify(path)), verify(path)
+
+
+def test_a_result_returned_again_gives_the_model_its_released_weights(tmp_path):
+    small.train(dpfy.Run(tmp_path / "run", seed=1), steps=2)
+    released = load_file(tmp_path / "run" / "model.safetensors")
+    net = small.model(seed=9)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    run = dpfy.Run(tmp_path / "run", resume=True)
+    dpfy.fit(net, small.data(), plan=small.plan(2), optimizer=optimizer, run=run)
+    assert all(torch.equal(value, released[name]) for name, value in net.state_dict().items())
+    other = torch.nn.Linear(2, 2)
+    with pytest.raises(InvalidInput, match="is not the model of the finished run"):
+        dpfy.fit(other, small.data(), plan=small.plan(2), optimizer=torch.optim.SGD(other.parameters(), lr=0.1), run=run)
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"exchanged")
+    with pytest.raises(Corrupt, match=r"model\.safetensors"):
+        dpfy.fit(net, small.data(), plan=small.plan(2), optimizer=optimizer, run=run)

@@ -52,9 +52,16 @@ def test_an_unfinished_run_is_not_overwritten(tmp_path):
 def test_a_finished_run_is_not_overwritten(tmp_path):
     small.train(tmp_path / "run", steps=2)
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
-    for resume in (False, True):
-        with pytest.raises(InvalidInput, match="already holds a finished run"):
-            small.train(dpfy.Run(tmp_path / "run", resume=resume), steps=2)
+    with pytest.raises(InvalidInput, match="already holds a finished run"):
+        small.train(tmp_path / "run", steps=2)
+    with pytest.raises(InvalidInput, match="already holds a finished run"):
+        small.train(dpfy.Run(tmp_path / "run", resume=True), steps=3)
+    again = dpfy.Run(tmp_path / "run", resume=True)
+    net = small.model()
+    training = dpfy.PrivateTraining(net, torch.optim.Adam(net.parameters(), lr=0.05), small.data(), small.plan(2), again)
+    with pytest.raises(InvalidInput, match="already holds a finished run"), training:
+        pass
+    assert small.train(again, steps=2).engine == "finished before"
     assert before == {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
 
 

@@ -1,0 +1,111 @@
+"""The mark of a run folder: a file that says that this folder is ours, made before anything else in it and removed after all else.
+
+The mark's name holds the random name of the run (``.dpfy-`` and 16 digits), so that it is whole as soon as it is there. Without a mark
+nothing in a folder is ever changed: what is not marked is not ours, whatever its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfy.core import storage
+from dpfy.core.errors import Busy, InvalidInput
+from dpfy.core.storage import TEMPORARY
+
+NAME = re.compile(r"\.dpfy-([0-9a-f]{16})")
+MADE = b"this run made its folder\n"
+HIDDEN = "checkpoint"
+SECRETS = ("state.safetensors", "secret.json", "evaluation.json", "config.toml", "lock")
+"""What a run keeps in checkpoint/, in the order in which it is destroyed. A new file there must be named here."""
+BEFORE_STEPS = ("ledger.jsonl", "metrics.jsonl", "config.toml", "plan.json")
+"""What a run that made no step has written beside them."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A marked folder. `run` is the random name of its run."""
+
+    folder: Path
+    run: str
+
+    @property
+    def file(self) -> Path:
+        """The mark itself."""
+        return self.folder / f".dpfy-{self.run}"
+
+    @classmethod
+    def find(cls, folder: Path) -> Mark | None:
+        """The mark of `folder`, if it has one. Two marks, or one that is no plain file, are none."""
+        if not folder.is_dir():
+            return None
+        found = [name for p in folder.iterdir() if (name := NAME.fullmatch(p.name))]
+        if len(found) != 1 or not stat.S_ISREG(os.lstat(folder / found[0].group()).st_mode):
+            return None
+        return cls(folder, found[0].group(1))
+
+    @classmethod
+    def make(cls, folder: Path) -> Mark:
+        """Mark an empty folder, which is made if it is not there.
+
+        Guarantees: of two processes that mark one folder at the same time at most one gets it.
+        """
+        made = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = cls(folder, secrets.token_hex(8))
+        storage.create(mark.file, MADE if made else b"")
+        if [p.name for p in folder.iterdir()] != [mark.file.name]:
+            mark.file.unlink()
+            raise Busy(f"run {folder.name}: another process is using it; wait for it to end or choose another folder")
+        return mark
+
+    def erase_secrets(self) -> None:
+        """Destroy seed, noise state, checkpoints and their temporary files. Files that no run of ours makes are left. Safe to repeat."""
+        hidden = self.folder / HIDDEN
+        if not hidden.is_dir() or hidden.is_symlink():
+            return
+        self.erase_temporaries()
+        for name in SECRETS:
+            storage.erase(hidden / name)
+        if not any(hidden.iterdir()):
+            hidden.rmdir()
+
+    def erase_temporaries(self) -> None:
+        """Destroy what writes that a crash cut short have left."""
+        for folder in (self.folder / HIDDEN, self.folder):
+            if folder.is_dir():
+                for file in [p for p in folder.iterdir() if TEMPORARY.fullmatch(p.name)]:
+                    storage.erase(file)
+
+    def clear(self) -> None:
+        """Remove what a run that made no step has written, but not the mark. Its secrets must be destroyed already."""
+        for name in BEFORE_STEPS:
+            (self.folder / name).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Unmark the folder: what is in it now stays."""
+        self.file.unlink(missing_ok=True)
+        storage.sync_folder(self.folder)
+
+    def remove_folder(self) -> None:
+        """Unmark the folder, and remove it if this run made it and nothing else is in it."""
+        made = self.file.is_file() and self.file.read_bytes() == MADE
+        self.remove()
+        if made and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+
+def refuse_planted(folder: Path) -> None:
+    """Refuse a run folder in which something lies that no run makes: links, pipes, devices; a checkpoint/ that is no folder."""
+    hidden = folder / HIDDEN
+    if os.path.lexists(hidden) and not stat.S_ISDIR(os.lstat(hidden).st_mode):
+        raise InvalidInput("run", str(folder), f"{HIDDEN} is a link or a file; a run keeps its secrets in a folder of its own")
+    for found in [*folder.iterdir(), *(hidden.iterdir() if hidden.is_dir() else ())]:
+        mode = os.lstat(found).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            name = str(found.relative_to(folder))
+            raise InvalidInput("run", str(folder), f"holds {name!r}, a link, pipe or device: a run folder holds none")
