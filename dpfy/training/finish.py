@@ -16,6 +16,7 @@ from dpfy.report import card
 from dpfy.report.words import absent
 from dpfy.training import state
 from dpfy.training.run import erase_secrets
+from dpfy.training.watch import Checks
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
@@ -78,7 +79,7 @@ def _components(training: PrivateTraining) -> dict[str, Any]:
     return {
         "modules": {name: names.count(name) for name in dict.fromkeys(names)},
         "parameters": sum(p.numel() for p in training.model.parameters() if p.requires_grad),
-        "checked": "no module mixes examples or learns statistics from them",
+        "checked": training.watch.checks.words if training.watch is not None else Checks().words,
         "replaced": replaced or absent("the model that was given needed no replacement"),
     }
 

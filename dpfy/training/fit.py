@@ -144,9 +144,10 @@ def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | N
                 training.record(epsilon=training.plan.epsilon_after(done), **evaluate(training, loss, test))
             noted = done
 
+    note()
     for batch in training.batches():
-        note()
         yield batch
+        note()
     note()
 
 

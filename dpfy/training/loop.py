@@ -17,19 +17,19 @@ from dpfy.core.values import Bounded
 from dpfy.data.records import as_records
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.captured import CapturedSum, LossesOf
-from dpfy.gradients.checker import LossProbe, check_model
+from dpfy.gradients.checker import check_model
 from dpfy.gradients.clip import COUNT, QuantileClip
 from dpfy.gradients.engine import Grads, zeros
 from dpfy.gradients.select import choose
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
-from dpfy.sampling.sampler import physical
 from dpfy.training import finish, metrics, progress, state
 from dpfy.training.averaging import swapped, trainable
 from dpfy.training.physical import common, largest_batch, snug
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update, hand_over, rounded
+from dpfy.training.watch import Watch
 
 
 class PrivateTraining:
@@ -69,7 +69,7 @@ class PrivateTraining:
         self._train = train
         self._entered = False
         self._pieces: _Pieces | None = None
-        self._probe: LossProbe | None = None
+        self.watch: Watch | None = None
 
     def __enter__(self) -> PrivateTraining:
         """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one, and attach the engine."""
@@ -87,7 +87,7 @@ class PrivateTraining:
             self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
             state.restore_or_begin(self)
             self.engine.attach(self.model)
-            self._probe = LossProbe(self.model, self.records.rows_each)
+            self.watch = self._watch()
         except BaseException as error:
             self._detach()
             self.folder.__exit__(type(error), error, None)
@@ -103,6 +103,7 @@ class PrivateTraining:
             p.grad = None
         try:
             if kind is None and not self.folder.finished:
+                self._require_sound()
                 if self.steps_done == self.plan.recipe.steps:
                     self.finish()
                 elif self._pieces is None:
@@ -124,19 +125,20 @@ class PrivateTraining:
             show(self.steps_done)
 
     def _remaining(self) -> Iterator[tuple[Tensor, ...]]:
-        recipe, grain = self.plan.recipe, self._grain()
+        recipe, grain, watch = self.plan.recipe, self._grain(), self._require_sound()
         while self.steps_done < recipe.steps:
             step = self.steps_done
             rng = self.folder.randomness.generator("sampling", recipe.sampler.address(step))
             indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
-            pieces = list(physical(indices, self.physical_batch, grain=grain))
+            pieces = watch.pieces(step, indices, self.physical_batch, grain)
             self._pieces = _Pieces(len(pieces))
             if not pieces:
                 self._update(Bounded(zeros(trainable(self.model), self.clip), self.clip.bound, recipe.unit))
-            for piece, mask in pieces:
+            for place, (piece, mask) in enumerate(pieces):
                 batch = self.records.take(torch.from_numpy(piece).to(self.device))
                 needed = grain > 1 or not mask.all()
                 self._pieces.expect(torch.from_numpy(mask).to(self.device) if needed else None, len(piece))
+                watch.begin(step, batch, first=place == 0)
                 yield batch
                 if self._pieces is not None and self._pieces.waiting:
                     raise InvalidInput("step", "no call", "every batch must be followed by exactly one step(losses)")
@@ -148,9 +150,7 @@ class PrivateTraining:
         """
         pieces = self._awaited()
         _check_losses(losses, pieces.rows)
-        if self._probe:
-            probe, self._probe = self._probe, None
-            probe.check(losses)
+        self._require_sound().end(losses, self.steps_done > 0)
         self._take(self.engine.bounded_sum(losses, self.clip, pieces.mask))
 
     def captured(self, losses_of: LossesOf) -> Callable[..., None]:
@@ -167,7 +167,7 @@ class PrivateTraining:
         capture = CapturedSum(self.engine, losses_of) if self.runtime.graph else None
 
         def step(*batch: Tensor) -> None:
-            if capture is None or self._probe:
+            if capture is None or self._require_sound().looking:
                 self.step(losses_of(*batch))
             else:
                 self._take(capture(batch, self.clip, self._awaited().mask), keep=False)
@@ -267,15 +267,25 @@ class PrivateTraining:
         if abs(found - expected) > max(1, expected // 100):
             raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")
 
+    def _watch(self) -> Watch:
+        randomness, file = self.folder.randomness, self.folder.secrets / "watch.json"
+        return Watch(self.model, self.engine, self.records, randomness, self.plan.recipe.steps, file)
+
     def _detach(self) -> None:
         self.engine.detach()
-        if self._probe is not None:
-            self._probe.close()
-            self._probe = None
+        if self.watch is not None:
+            self.watch.close()
 
     def _require_entered(self) -> None:
         if not self._entered:
             raise InvalidInput("training", "not entered", "use it as a context: with dpfy.PrivateTraining(...) as training")
+        self._require_sound()
+
+    def _require_sound(self) -> Watch:
+        """A refusal ends the run, also where the caller caught it."""
+        assert self.watch is not None
+        self.watch.require_sound()
+        return self.watch
 
 
 class _Pieces:

@@ -1,0 +1,303 @@
+"""The watch over a run: at some steps it records what the user's code does with a batch, and checks that no example reaches another.
+
+Which steps: the first with records and the one after it, the first after a resume, and one in each part of the run, chosen by the
+run's secret. A refusal ends the run for good.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
+from dpfy.core.random import Randomness
+from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.data.records import Records
+from dpfy.gradients.checker import LossProbe
+from dpfy.gradients.engine import trainable
+from dpfy.gradients.fingerprint import FIELD, difference, fingerprint, joined, scaled_by_size
+from dpfy.gradients.mixing import (
+    APART,
+    Replacement,
+    check_apart,
+    check_flow,
+    moved_parameters,
+    observe,
+)
+from dpfy.gradients.program import BATCH, CARRIED, DATA, Program, Recorder, Unrecordable
+from dpfy.sampling.sampler import physical
+
+PARTS = 6
+"""Into how many parts of equal length a run is cut; in each of them one step is checked."""
+
+ROWS = (24, 40)
+"""A checked step begins with a physical batch of about this many records: enough to show mixing, and cheap."""
+
+CANDIDATES = 32
+"""Records looked at to find one that differs from the record it replaces."""
+
+
+class Kind(IntEnum):
+    """What is done at a step: nothing, recording alone, a check, or a check with moved parameters as well."""
+
+    NOTHING = 0
+    RECORD = 1
+    CHECK = 2
+    THOROUGH = 3
+
+
+@dataclass
+class Checks:
+    """What was checked, for the card: steps recorded, steps run again with replaced records, steps looked at through the model."""
+
+    recorded: int = 0
+    replayed: int = 0
+    through_model: int = 0
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        """One sentence for the card: what was looked at, and nothing more."""
+        through = f"at {self.through_model} steps the model was run on changed inputs ({self.why})"
+        if self.replayed:
+            said = (
+                f"at {self.replayed} steps all operations from batch to losses and gradients were run again with other records in "
+                "some rows: no other example's part changed"
+            )
+            return f"{said}; {through}" if self.through_model else said
+        if self.through_model:
+            return f"{through}: no other example changed; the losses were checked by their gradients alone"
+        return "not checked for examples that mix: no step had a record to replace"
+
+
+@dataclass
+class Watch:
+    """Records and checks the steps of one training. `begin` when a batch is handed out, `end` with its losses, before the sum.
+
+    Guarantees: if a checked step mixes examples, or what was kept from one step enters the next, or a resumed run computes something else
+    than before, `end` raises, nothing of that step is released, and `require_sound` raises from then on. Once steps were released the
+    refusal is kept in the run's folder, and a resumed run refuses too.
+    """
+
+    model: nn.Module
+    engine: Any
+    records: Records
+    randomness: Randomness
+    steps: int
+    file: Path
+    checks: Checks = field(default_factory=Checks)
+    fingerprint: str | None = None
+    refusal: DpfyError | None = None
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._done = 0
+        self._step = 0
+        self._pending = False
+        self._kind = Kind.NOTHING
+        self._expected: str | None = None
+        self._carried: dict[int, StorageWeakRef] = {}
+        self._recorder: Recorder | None = None
+        self._probe: LossProbe | None = None
+        self._batch: tuple[Tensor, ...] = ()
+        rng = self.randomness.generator("checks", 0)
+        edges = np.linspace(2, self.steps, PARTS + 1)
+        picks = [int(a + rng.random() * (b - a)) for a, b in pairwise(edges)]
+        self._due = {0, *[step for step in picks if 2 <= step < self.steps]}
+        self._restore()
+
+    def kind(self, step: int) -> Kind:
+        """What is to be done at `step`."""
+        if step in self._due or self._pending:
+            return Kind.CHECK if self.checks.replayed else Kind.THOROUGH
+        return Kind.RECORD if self._done < 2 or step + 1 in self._due else Kind.NOTHING
+
+    def pieces(
+        self, step: int, indices: NDArray[np.int64], most: int, grain: int
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        """The physical batches of a step. One that is due for a check begins with few records, but with two rows at least.
+
+        Guarantees: a function of the run's secret and the arguments alone, so that a resumed run cuts as before.
+        """
+        if step not in self._due or grain >= most > 1:
+            return list(physical(indices, most, grain=grain))
+        self._pending = self._pending or not len(indices)
+        rng = self.randomness.generator("checks", step + 1)
+        rows = grain * -(-int(rng.integers(*ROWS)) // grain)
+        first = max(2, min(rows if len(indices) > 2 * rows else len(indices), most))
+        least = max(2, grain) if len(indices[:first]) == 1 else grain
+        return [
+            *physical(indices[:first], max(2, most), grain=least),
+            *physical(indices[first:], most, grain=grain),
+        ]
+
+    def begin(self, step: int, batch: tuple[Tensor, ...], first: bool) -> None:
+        """Start to record, if this is the first physical batch of a step to look at."""
+        self._kind = self.kind(step) if first else Kind.NOTHING
+        if self._kind >= Kind.CHECK:
+            self._pending = len(batch[0]) < 2
+            self._kind = Kind.RECORD if self._pending else self._kind
+        if self._kind is Kind.NOTHING:
+            return
+        self._step, self._batch = step, batch
+        self._recorder = Recorder()
+        program = self._recorder.program
+        program.carried = self._carried
+        program.mark(batch, BATCH)
+        program.mark(self.records.tensors, DATA)
+        if self._kind >= Kind.CHECK:
+            self._probe = LossProbe(self.model, self.records.rows_each)
+        self._recorder.start()
+
+    @property
+    def looking(self) -> bool:
+        """Whether the batch that is out is being recorded."""
+        return self._recorder is not None
+
+    def end(self, losses: Tensor, released: bool) -> None:
+        """Check the recorded step. `released` says whether anything was released before it."""
+        if self._recorder is None:
+            return
+        started = time.perf_counter()
+        try:
+            self._check(losses)
+        except DpfyError as refusal:
+            self.refusal = refusal
+            if released and isinstance(refusal, Unsupported):
+                self._store(str(refusal))
+            raise
+        finally:
+            self.close()
+            self.seconds += time.perf_counter() - started
+
+    def close(self) -> None:
+        """Stop recording. Calling it twice does no harm."""
+        if self._recorder is not None:
+            self._recorder.stop()
+        if self._probe is not None:
+            self._probe.close()
+        self._recorder = self._probe = None
+        self._batch = ()
+
+    def require_sound(self) -> None:
+        """Raise the refusal again, if there was one."""
+        if self.refusal is not None:
+            raise self.refusal
+
+    def _check(self, losses: Tensor) -> None:
+        recorder = self._recorder
+        assert recorder is not None
+        recorder.stop()
+        program, kind = recorder.program, self._kind
+        try:
+            self._examine(recorder, losses)
+            self.checks.replayed += kind >= Kind.CHECK
+        except Unrecordable as problem:
+            self.checks.why = str(problem)
+            if kind >= Kind.CHECK:
+                self._through_model(losses)
+        self._carried = program.alive(BATCH | CARRIED)
+        self.checks.recorded += 1
+        self._done += 1
+
+    def _examine(self, recorder: Recorder, losses: Tensor) -> None:
+        program = recorder.program
+        _require_recorded(program)
+        end, params = len(program.operations), list(trainable(self.model).values())
+        check_flow(program, program.ref(losses), [*self.model.parameters(), *self.model.buffers()])
+        self._compare(program, end, losses)
+        if self._kind < Kind.CHECK:
+            return
+        rows = self._rows_to_replace(len(losses))
+        weights = torch.where(rows, 0.0, 1.0).to(losses)
+        recorder.start()
+        try:
+            seen = observe(program, losses, weights, self.engine, params)
+        finally:
+            recorder.stop()
+        _require_recorded(program)
+        check_apart(program, seen, losses, Replacement(self._batch, self._replaced(rows), rows), {})
+        if self._kind is Kind.THOROUGH:
+            moved = moved_parameters(program, params, self._step)
+            check_apart(program, seen, losses, Replacement(self._batch, self._replaced(~rows), ~rows), moved)
+
+    def _through_model(self, losses: Tensor) -> None:
+        """Where no recording can be made."""
+        assert self._probe is not None
+        self._probe.check(losses)
+        self.checks.through_model += 1
+
+    def _compare(self, program: Program, end: int, losses: Tensor) -> None:
+        """The fingerprint of this step against those before it, in this process or in the one that was resumed."""
+        names = {program.ref(t).storage: f"{FIELD}{k}" for k, t in enumerate(self._batch)}
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        names |= {program.ref(t).storage: f"weight {name}" for name, t in named}
+        mark = fingerprint(program, end, program.ref(losses), names, len(losses))
+        if self._expected is not None:
+            if (what := difference(self._expected, mark)) is not None:
+                rule = "must be what the run was started with: the same noise must not meet another computation"
+                raise InvalidInput("resume losses", what, rule)
+            self.fingerprint, self._expected = self._expected, None
+            return
+        if self.fingerprint is not None:
+            if (name := scaled_by_size(self.fingerprint, mark)) is not None:
+                raise Unsupported(f"losses that depend on the number of records in the batch (in {name})", APART)
+            mark = joined(self.fingerprint, mark)
+        if mark != self.fingerprint:
+            self.fingerprint = mark
+            self._store(None)
+
+    def _rows_to_replace(self, rows: int) -> Tensor:
+        """Half of the rows, at random, at least one, not all."""
+        rng = self.randomness.generator("replaced rows", self._step)
+        picked = np.zeros(rows, dtype=bool)
+        picked[rng.permutation(rows)[: max(1, rows // 2)]] = True
+        return torch.from_numpy(picked).to(self._batch[0].device)
+
+    def _replaced(self, rows: Tensor) -> list[Tensor]:
+        """The fields of the batch with other records in `rows`, field by field: records that differ there, where there are any."""
+        rng = self.randomness.generator("replacements", self._step)
+        found = []
+        for mine, all_of_them in zip(self._batch, self.records.tensors, strict=True):
+            indices = torch.from_numpy(rng.integers(0, len(all_of_them), (CANDIDATES, len(mine)))).to(all_of_them.device)
+            new = mine.clone()
+            for candidate in indices[: CANDIDATES if len(self.records) > 1 else 1]:
+                same = (new == mine).flatten(1).all(1) if new.dim() > 1 else new == mine
+                wanted = torch.nonzero(same & rows).flatten()
+                if not len(wanted):
+                    break
+                new[wanted] = all_of_them[candidate[wanted.to(candidate.device)]].to(new)
+            found.append(new)
+        return found
+
+    def _store(self, refusal: str | None) -> None:
+        content = {"fingerprint": self.fingerprint, "refusal": refusal, "checks": asdict(self.checks)}
+        write_atomically(self.file, json.dumps(content).encode(), mode=PRIVATE_MODE)
+
+    def _restore(self) -> None:
+        if not self.file.is_file():
+            return
+        try:
+            content = json.loads(self.file.read_bytes())
+            self._expected, refusal = content["fingerprint"], content["refusal"]
+            self.checks = Checks(**content["checks"])
+        except (ValueError, KeyError, TypeError, OSError):
+            raise Corrupt(f"checkpoint/{self.file.name}", "is damaged: start a new run") from None
+        if refusal is not None:
+            raise Unsupported(f"a run that was refused ({refusal})", "start a new run")
+
+
+def _require_recorded(program: Program) -> None:
+    if program.problem is not None:
+        raise Unrecordable(program.problem)
