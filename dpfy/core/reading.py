@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -13,7 +14,8 @@ from dpfy.core.errors import Corrupt, InvalidInput
 
 MOST_TEXT = 64 << 20
 """No configuration, card or list of metrics is longer than this."""
-MOST_DATA = 8 << 30
+MOST_DATA = 2 << 30
+"""Data of one file, unpacked: all of it is held in memory several times."""
 
 
 def content(field: str, path: Path, *, most: int = MOST_TEXT, name: str | None = None) -> bytes:
@@ -77,6 +79,8 @@ def parsed_json(name: str, written: str | bytes) -> Any:
 
 def why(problem: OSError, otherwise: str) -> str:
     """The rule that an operating system's error stands for."""
+    if problem.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "does not exist"
     return f"{otherwise} ({problem.strerror or type(problem).__name__})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
-from dpfy.data.files import DataFile
+from dpfy.data.files import DataFile, unpacked
 
 WHOLE = ("x", "y")
 PARTS = ("x_train", "y_train", "x_test", "y_test")
@@ -23,8 +24,14 @@ def read(file: DataFile) -> dict[str, np.ndarray]:
     if content[:2] != b"PK":
         raise Corrupt(file.name, "not an NPZ archive")
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            size = sum(part.file_size for part in packed.infolist())
+        if size > unpacked(len(content)):
+            raise InvalidInput("data file", file.name, f"unpacks to {size} bytes, too many for its size")
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
+    except InvalidInput:
+        raise
     except Exception as error:  # a damaged archive raises a dozen types from three libraries, none of them a promise
         if isinstance(error, ValueError) and "pickle" in str(error).lower():
             rule = "holds pickled objects, which are never loaded; save plain arrays"

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfy.core import reading
 from dpfy.core.errors import Corrupt, InvalidInput
 
 GZIP_MAGIC = b"\x1f\x8b"
 ENVIRONMENT = "DPFY_DATA"
+
+
+def unpacked(packed: int) -> int:
+    """The most bytes that a compressed file of `packed` bytes may hold: honest data shrinks to a two-hundredth at best."""
+    return min(reading.MOST_DATA, max(256 << 20, 200 * packed))
 
 
 @dataclass(frozen=True)
@@ -27,19 +34,22 @@ class DataFile:
         return cls(Path(path).expanduser(), path)
 
     def read(self) -> bytes:
-        """The whole content, decompressed when it is gzip. A missing, unreadable or truncated file is a one-line error."""
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            raise InvalidInput("data file", self.name, "does not exist") from None
-        except OSError as error:
-            raise InvalidInput("data file", self.name, f"cannot be read ({error.strerror or type(error).__name__})") from None
+        """The whole content, decompressed when it is gzip. A missing, unreadable or truncated file is a one-line error.
+
+        Guarantees: nothing is read from a pipe or a device, and a small file is never unpacked into a huge one.
+        """
+        content = reading.content("data file", self.path, most=reading.MOST_DATA, name=self.name)
         if content[:2] != GZIP_MAGIC:
             return content
+        most = unpacked(len(content))
         try:
-            return gzip.decompress(content)
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+                whole = packed.read(most + 1)
         except (EOFError, gzip.BadGzipFile, zlib.error):
             raise Corrupt(self.name, "gzip data is truncated or damaged; fetch the file again") from None
+        if len(whole) > most:
+            raise InvalidInput("data file", self.name, f"unpacks to more than {most} bytes, too many for its size")
+        return whole
 
     def text(self) -> str:
         """The whole content as UTF-8."""

@@ -27,12 +27,11 @@ A schema is TOML, one section per column of the file:
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from dpfy.core import check
+from dpfy.core import check, reading
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.config import interval
 from dpfy.data.files import DataFile
@@ -134,9 +133,9 @@ class Schema:
 def parse(text: str, name: str) -> Schema:
     """A schema from TOML. Unknown keys, unknown kinds and contradictions are errors that name the column."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise Corrupt(name, f"not valid TOML: {error}".replace("\n", " ")) from None
+        document = reading.parsed_toml("schema", name, text)
+    except InvalidInput as problem:
+        raise Corrupt(name, f"not valid TOML: {problem.rule}".replace("\n", " ")) from None
     check.known_keys("", document, {"columns", "missing"})
     columns = document.get("columns")
     if not isinstance(columns, dict) or not columns:

@@ -18,6 +18,7 @@ from dpfy.data.files import DataFile, DataFolder
 from dpfy.data.schema import OTHER, Category, Label, Number, Schema
 
 Cells = Sequence[object]
+MOST_CELLS = 2**27
 
 
 def from_config(config: DataConfig) -> DataSource:
@@ -63,7 +64,6 @@ def read_csv(file: DataFile) -> dict[str, list[str]]:
 def read_parquet(file: DataFile) -> dict[str, list[object]]:
     """Columns by name from a Parquet file."""
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise Unsupported("Parquet without pyarrow", "install it (pip install pyarrow) or give the table as CSV") from None
@@ -71,13 +71,19 @@ def read_parquet(file: DataFile) -> dict[str, list[object]]:
     if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
         raise Corrupt(file.name, "not a Parquet file, or truncated")
     try:
-        table = pyarrow.parquet.read_table(io.BytesIO(content))
-    except (pyarrow.ArrowException, OSError):
+        held = pyarrow.parquet.ParquetFile(io.BytesIO(content))
+        cells = held.metadata.num_rows * held.metadata.num_columns
+        if cells <= MOST_CELLS:
+            table = held.read()
+            names, columns = table.column_names, [column.to_pylist() for column in table.columns]
+    except Exception:  # a damaged file raises a dozen types, also from the values of its cells
         raise Corrupt(file.name, "the Parquet file is damaged") from None
-    _check_header(table.column_names, file)
+    if cells > MOST_CELLS:
+        raise InvalidInput("data file", file.name, f"holds {cells} cells; at most {MOST_CELLS} can be read")
+    _check_header(names, file)
     if table.num_rows == 0:
         raise InvalidInput("data file", file.name, "must hold at least 1 row")
-    return {name: table.column(name).to_pylist() for name in table.column_names}
+    return dict(zip(names, columns, strict=True))
 
 
 def encode(columns: dict[str, list[str]] | dict[str, list[object]], schema: Schema, name: str) -> Encoded:

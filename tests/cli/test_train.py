@@ -128,7 +128,7 @@ def test_bad_config(capsys, tmp_path, text, said):
 
 
 def test_missing_config(capsys, tmp_path):
-    assert "cannot be read" in refused(capsys, "train", tmp_path / "none.toml", "--out", tmp_path / "run")
+    assert "none.toml'; does not exist" in refused(capsys, "train", tmp_path / "none.toml", "--out", tmp_path / "run")
 
 
 def idx(images: int, labels: int, size: int = 4) -> tuple[bytes, bytes]:

@@ -13,8 +13,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from dpfy.core.errors import DpfyError
+from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.data import DataConfig
+from dpfy.data.files import DataFile
 from dpfy.data.source import load
 
 ROUNDS = 150
@@ -98,3 +99,42 @@ def test_a_damaged_schema_gives_a_schema_or_a_typed_error(tmp_path: Path) -> Non
             said.append(str(error))
     assert len(said) > ROUNDS
     assert not [message for message in said if "\n" in message]
+
+
+def test_a_small_file_is_not_unpacked_into_a_huge_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compressed run of zeros, as gzip and as NPZ: refused by its size, not by the memory of the machine."""
+    from dpfy.data import files
+
+    monkeypatch.setattr(files, "unpacked", lambda packed: 1 << 20)
+    monkeypatch.setattr("dpfy.data.arrays.unpacked", lambda packed: 1 << 20)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(2 << 20)))
+    with pytest.raises(InvalidInput, match="unpacks to more than 1048576 bytes"):
+        DataFile(tmp_path / "bomb.gz", "bomb.gz").read()
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2 << 18, 1)), y=np.zeros(2 << 18, dtype=np.int64))
+    with pytest.raises(InvalidInput, match="too many for its size"):
+        load(DataConfig(kind="npz", path=str(tmp_path / "bomb.npz"), classes=2))
+    assert files.unpacked(3 << 20) <= 1 << 20
+
+
+def test_honest_compression_is_within_the_limit() -> None:
+    from dpfy.data import files
+
+    assert files.unpacked(3 << 20) == 600 << 20
+    assert files.unpacked(1 << 40) == 2 << 30
+
+
+def test_pipes_devices_and_links_to_nothing_are_refused_at_once(tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, words in (
+        (tmp_path / "pipe", "is a pipe"),
+        (Path("/dev/zero"), "is a device"),
+        (Path("/dev/full"), "is a device"),
+        (tmp_path / "loop", "cannot be read"),
+        (tmp_path / ("a" * 300), "too long"),
+        (tmp_path / "a\0b", "is not the name of a file"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            DataFile(path, "it").read()

@@ -101,7 +101,7 @@ def test_a_missing_file_is_named_as_the_user_named_it(tmp_path: Path, monkeypatc
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with pytest.raises(InvalidInput, match="is a folder"):
         load(DataConfig(kind="idx", path=str(tmp_path), labels_path=str(tmp_path), classes=10))
 
 
