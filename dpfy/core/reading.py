@@ -8,7 +8,7 @@ import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dpfy.core.errors import Corrupt, InvalidInput
 
@@ -16,6 +16,13 @@ MOST_TEXT = 64 << 20
 """No configuration, card or list of metrics is longer than this."""
 MOST_DATA = 2 << 30
 """Data of one file, unpacked: all of it is held in memory several times."""
+
+
+class Readable(Protocol):
+    """What bytes are read from: a file, or one that is unpacked on the way."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
 
 
 def content(field: str, path: Path, *, most: int = MOST_TEXT, name: str | None = None) -> bytes:
@@ -36,12 +43,21 @@ def content(field: str, path: Path, *, most: int = MOST_TEXT, name: str | None =
         raise InvalidInput(field, shown, f"must be a file, and is {kind(mode)}")
     try:
         with os.fdopen(handle, "rb") as file:
-            found = file.read(most + 1)
+            found = up_to(file, most + 1)
     except OSError as problem:
         raise InvalidInput(field, shown, why(problem, "cannot be read")) from None
     if len(found) > most:
         raise InvalidInput(field, shown, f"holds more than {most} bytes")
     return found
+
+
+def up_to(file: Readable, most: int) -> bytes:
+    """In pieces: asking for all at once would allocate `most` bytes before the first is read."""
+    parts, left = [], most
+    while left > 0 and (part := file.read(min(left, 1 << 24))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def text(field: str, path: Path, *, most: int = MOST_TEXT) -> str:

@@ -44,7 +44,7 @@ class DataFile:
         most = unpacked(len(content))
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
-                whole = packed.read(most + 1)
+                whole = reading.up_to(packed, most + 1)
         except (EOFError, gzip.BadGzipFile, zlib.error):
             raise Corrupt(self.name, "gzip data is truncated or damaged; fetch the file again") from None
         if len(whole) > most:

@@ -37,16 +37,17 @@ class Wish:
     owns: int = 1
 
     def __post_init__(self) -> None:
-        check.integer("records", self.records)
+        check.integer("records", self.records, most=check.RECORDS)
         if check.positive("batch", self.batch) > self.records:
             raise InvalidInput("batch", self.batch, f"must be at most the number of records ({self.records})")
-        check.positive("epochs", self.epochs)
-        check.positive("epsilon", self.epsilon)
-        check.inside_unit("delta", self.delta)
+        if self.rate < check.RATE:
+            raise InvalidInput("batch", self.batch, f"must be at least {check.RATE:g} of the number of records ({self.records})")
+        check.epsilon("epsilon", self.epsilon)
+        check.delta("delta", self.delta)
         if check.integer("owns", self.owns) > 64:
             raise InvalidInput("owns", self.owns, "must be at most 64 here")
-        if self.steps > MOST_STEPS:
-            raise InvalidInput("epochs", self.epochs, f"asks for {self.steps} steps; at most {MOST_STEPS} here")
+        if check.positive("epochs", self.epochs) / self.rate > MOST_STEPS:
+            raise InvalidInput("epochs", self.epochs, f"asks for {self.epochs / self.rate:.3g} steps; at most {MOST_STEPS} here")
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> Wish:

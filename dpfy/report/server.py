@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,11 @@ from dpfy.report import explorer
 from dpfy.report.html import environment
 
 HOME = "127.0.0.1"
+CONNECTIONS = 32
+"""At most so many at a time; a browser opens six."""
+SILENT, BUSY = 10.0, 300.0
+"""Seconds that a client may take to send a request, and that its answer may take."""
+FIELDS = 16
 
 ANSWERS: dict[str, Callable[[explorer.Wish], dict[str, Any]]] = {
     "answer": explorer.answer,
@@ -31,16 +38,46 @@ class Explorer(ThreadingHTTPServer):
     """Serves the page and its figures at `address`, to this machine only.
 
     Guarantees: listens on the loopback interface alone; every path that does not begin with the token is refused, and so is a request
-    whose Host is another name (a foreign page cannot reach it by rebinding a name).
+    whose Host is another name (a foreign page cannot reach it by rebinding a name). A client that keeps silent, or sends a request
+    byte by byte, is cut off after ten seconds, and there are never more than 32.
     """
 
     daemon_threads = True
 
     def __init__(self, port: int = 0) -> None:
         self.token = secrets.token_urlsafe(24)
+        self._room = threading.BoundedSemaphore(CONNECTIONS)
+        self.until: dict[socket.socket, float] = {}
         super().__init__((HOME, port), _Handler)
         # The first answer pays for imports; begin with it while the page is on its way.
         threading.Thread(target=explorer.answer, args=(explorer.START,), daemon=True).start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for the connection, if there is room."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        self.until[request] = time.monotonic() + SILENT
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve the connection, then make room."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.until.pop(request, None)
+            self._room.release()
+
+    def service_actions(self) -> None:
+        """Cut off who is too slow; called twice a second."""
+        now = time.monotonic()
+        for request in [request for request, until in list(self.until.items()) if until < now]:
+            self.until.pop(request, None)
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Quiet: a client that goes away is no news."""
 
     @property
     def address(self) -> str:
@@ -53,9 +90,20 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "dpfy"
     sys_version = ""
     protocol_version = "HTTP/1.1"
+    timeout = SILENT
+
+    def handle_one_request(self) -> None:
+        """One request, which must arrive in time."""
+        self.server.until[self.connection] = time.monotonic() + SILENT
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """The page, or one of its answers."""
+        self.server.until[self.connection] = time.monotonic() + BUSY
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "refused: a question has no body\n")
+            return
         parts = urlsplit(self.path)
         token, _, rest = parts.path.lstrip("/").partition("/")
         hosts = {f"{HOME}:{self.server.server_port}", f"localhost:{self.server.server_port}"}
@@ -64,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif rest == "" and parts.path.endswith("/"):
             self._page()
         elif rest in ANSWERS:
-            self._answer(ANSWERS[rest], dict(parse_qsl(parts.query)))
+            self._answer(ANSWERS[rest], parts.query)
         else:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is no such page\n")
 
@@ -77,14 +125,18 @@ class _Handler(BaseHTTPRequestHandler):
         page = environment().get_template("explorer.html.j2").render(nonce=nonce)
         self._send(HTTPStatus.OK, "text/html", page, {"Content-Security-Policy": policy})
 
-    def _answer(self, make: Callable[[explorer.Wish], dict[str, Any]], fields: dict[str, str]) -> None:
-        started = time.perf_counter()
+    def _answer(self, make: Callable[[explorer.Wish], dict[str, Any]], query: str) -> None:
+        started, status = time.perf_counter(), HTTPStatus.OK
         try:
-            found = make(explorer.Wish.parse(fields))
+            found = make(explorer.Wish.parse(dict(parse_qsl(query, max_num_fields=FIELDS))))
+            text = json.dumps(found | {"milliseconds": round(1000 * (time.perf_counter() - started), 1)}, allow_nan=False)
         except DpfyError as problem:
-            found = {"problem": str(problem)}
-        found = found | {"milliseconds": round(1000 * (time.perf_counter() - started), 1)}
-        self._send(HTTPStatus.OK, "application/json", json.dumps(found))
+            text = json.dumps({"problem": str(problem)})
+        except (ArithmeticError, ValueError, MemoryError):
+            text = json.dumps({"problem": "these numbers are too large or too small to compute with"})
+        except Exception as problem:  # a mistake of ours: the page says so, and the connection is kept
+            status, text = HTTPStatus.INTERNAL_SERVER_ERROR, json.dumps({"problem": f"internal error: {type(problem).__name__}"})
+        self._send(status, "application/json", text)
 
     def _send(self, status: HTTPStatus, kind: str, text: str, headers: dict[str, str] | None = None) -> None:
         content = text.encode()

@@ -168,3 +168,67 @@ def test_the_page_asks_nobody_else(server):
     assert "http:" not in page
     assert "https:" not in page
     assert server.token not in page
+
+
+HOSTILE = ["1e-320", "5e-324", "1e308", "1e309", "nan", "inf", "-1", "0", "9" * 400, "9" * 5000, "", "x", "\0", "1e-16", "1e300"]
+
+
+@pytest.mark.parametrize("field", list(FIELDS))
+def test_hostile_numbers_get_an_answer(server, field):
+    """Each is answered in words, and the connection is not dropped."""
+    for value in HOSTILE:
+        for page in ("answer", "attacker", "batches"):
+            status, _, text = get(f"{server.address}{page}?{urlencode(FIELDS | {field: value})}")
+            assert status == 200, (field, value)
+            found = json.loads(text, parse_constant=lambda word: pytest.fail(word))
+            assert "problem" in found or value in ("1e-16", "1e300", "0", "1e-320", "5e-324"), (field, value, text[:200])
+
+
+def test_malformed_questions_are_refused(server):
+    assert get(f"{server.address}answer?" + "&".join(f"a{k}=1" for k in range(1000)))[0] == 200
+    assert get(f"{server.address}answer?" + "x" * 70_000)[0] == 414
+    request = urllib.request.Request(server.address, data=b"x" * 10, method="GET")
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(request, timeout=30)
+
+
+def test_silent_and_slow_clients_hold_no_thread(monkeypatch):
+    """More silent clients than there is room for: they are cut off, and a person is served."""
+    import socket
+    import time
+
+    from dpfy.report import server as module
+
+    monkeypatch.setattr(module, "SILENT", 1.0)
+    monkeypatch.setattr(module._Handler, "timeout", 1.0)
+    monkeypatch.setattr(module, "CONNECTIONS", 8)
+    with Explorer() as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+        before = threading.active_count()
+        held = [socket.create_connection((HOME, made.server_port)) for _ in range(20)]
+        slow = held[0]
+        stopped = time.monotonic() + 30
+        while time.monotonic() < stopped:
+            try:
+                slow.sendall(b"G")
+            except OSError:
+                break
+            time.sleep(0.2)
+        else:
+            pytest.fail("a client that sends byte by byte is never cut off")
+        assert threading.active_count() <= before + 8
+        while get(made.address)[0] != 200:
+            assert time.monotonic() < stopped
+        assert not [c for c in held if not _ended(c)]
+        made.shutdown()
+
+
+def _ended(connection):
+    """Whether the other side has closed the connection."""
+    connection.settimeout(20)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+    finally:
+        connection.close()
