@@ -9,6 +9,7 @@ import typer
 
 from dpfy.cli.answer import out as say
 from dpfy.cli.answer import tell
+from dpfy.cli.interrupt import resumable
 from dpfy.cli.target import save, target
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def mechanism(
 def train(
     config: Annotated[Path | None, typer.Argument(help="Configuration (TOML) of the training.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
+    resume: Annotated[bool, typer.Option(help="Resume the unfinished run in --out: same coins, canaries and bits.")] = False,
     canaries: Annotated[int, typer.Option(help="Synthetic canaries, each in by a fair coin.")] = 1000,
     attack: Annotated[
         str, typer.Option(help="white-box (sees every update) or final-model (sees the released model).")
@@ -76,6 +78,7 @@ def train(
 ) -> None:
     """Train a configuration with canaries in it, then audit the run. It is a training like any other, and billed like any other."""
     from dpfy.audit.whitebox import fair_coins
+    from dpfy.core.errors import InvalidInput
     from dpfy.training import audit_job
     from dpfy.training import config as configuration
     from dpfy.training.state import fresh_path
@@ -88,10 +91,18 @@ def train(
         "training.steps": steps,
     }
     _drawable(plot)
+    if resume and out is None:
+        raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
     folder = out or fresh_path()
-    job = configuration.make(configuration.read_toml(config) if config else {}, flags)
-    coins = fair_coins(canaries, insecure_seed)
-    audit_job.train(job, folder, coins, attack=attack, seed=insecure_seed, progress=not as_json)
+    with resumable(folder, "dpfy audit train"):
+        if resume:
+            if given := [name for name, value in {"config": config, **flags}.items() if value is not None]:
+                raise InvalidInput("--resume", given[0], "a resumed run has its own configuration: give --out alone")
+            audit_job.resume(folder, progress=not as_json)
+        else:
+            job = configuration.make(configuration.read_toml(config) if config else {}, flags)
+            coins = fair_coins(canaries, insecure_seed)
+            audit_job.train(job, folder, coins, attack=attack, seed=insecure_seed, progress=not as_json)
     _run(folder, confidence, plot, as_json)
 
 

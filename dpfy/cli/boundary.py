@@ -1,6 +1,6 @@
 """The boundary of the command line: however a verb ends, there is an exit status and at most one line, never a traceback.
 
-0 is success, 1 a check that failed, 2 anything that could not be done, 130 an interruption. A fault of the operating system, of
+0 is success, 1 a check that failed, 2 anything that could not be done, 130 and 143 an interruption. A fault of the operating system, of
 numbers or of memory is told in words; a mistake of ours is told as an internal error, and DPFY_DEBUG=1 shows where it was made.
 """
 
@@ -36,8 +36,9 @@ def run(command: Any, arguments: Sequence[str]) -> int:
         return _ended(0)
     except typer.Exit as ended:
         return _ended(ended.exit_code)
-    except KeyboardInterrupt:
-        return _refuse({"type": "Interrupted", "message": "interrupted"}, as_json, INTERRUPTED)
+    except KeyboardInterrupt as stopped:
+        message = answer.one_line(str(stopped) or "interrupted")
+        return _refuse({"type": "Interrupted", "message": message}, as_json, getattr(stopped, "code", INTERRUPTED))
     except BaseException as problem:
         if isinstance(problem, SystemExit | GeneratorExit):
             raise

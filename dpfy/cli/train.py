@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from dpfy.cli.answer import tell
+from dpfy.cli.interrupt import resumable
 
 DATA, MODEL, PRIVACY, TRAINING, RUNTIME, BUDGET = "Data", "Model", "Privacy", "Training", "Runtime", "Budget of the data set"
 
@@ -122,20 +124,21 @@ def _train(
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
     folder = out or fresh_path()
-    raw = configuration.read_toml(config) if config else job.stored_config(folder) if resume else {}
-    outcome = job.run(configuration.make(raw, flags), folder, resume=resume, seed=seed, progress=True)
+    with resumable(folder, "dpfy train"):
+        if resume and job.is_finished(folder):
+            outcome = job.finished(folder)
+        else:
+            if resume:
+                job.require_run(folder)
+            raw = configuration.read_toml(config) if config else job.stored_config(folder) if resume else {}
+            outcome = job.run(configuration.make(raw, flags), folder, resume=resume, seed=seed, progress=True)
     card = outcome.card
-    if as_json:
-        print(json.dumps(_summary(outcome.run, card, outcome.seconds)))
-        return
+    lines = [card["statement"], f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s"]
     if (accuracy := card["utility"].get("test_accuracy")) is not None:
-        print(f"accuracy on held-out data: {accuracy:.2%}")
-    print(card["statement"])
-    print(f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s")
-    for name in ("model.safetensors", "report.html", "report.md", "privacy.json", "ledger.jsonl", "metrics.jsonl", "config.toml"):
-        if (folder / name).is_file():
-            print(f"  {folder / name}")
-    print(f"check it: dpfy verify {folder}")
+        lines.insert(0, f"accuracy on held-out data: {accuracy:.2%}")
+    files = ("model.safetensors", "report.html", "report.md", "privacy.json", "ledger.jsonl", "metrics.jsonl", "config.toml")
+    lines += [f"  {folder / name}" for name in files if (folder / name).is_file()]
+    tell(_summary(outcome.run, card, outcome.seconds), [*lines, f"check it: dpfy verify {folder}"], as_json=as_json)
 
 
 def _summary(run: Path, card: dict[str, Any], seconds: float) -> dict[str, Any]:

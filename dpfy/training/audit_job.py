@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dpfy.core import check
+from dpfy.core import check, reading
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.participation import Poisson
 from dpfy.core.random import Randomness
@@ -33,10 +32,11 @@ from dpfy.training import job
 from dpfy.training.audited import LENGTH, observe_table
 from dpfy.training.config import SECTIONS, JobConfig, make
 from dpfy.training.fit import fit
+from dpfy.training.mark import CANARIES
 from dpfy.training.run import Run, RunFolder, load_plan
 from dpfy.training.update import Update
 
-FILE = "canaries.npz"
+FILE = CANARIES
 ATTACKS = ("white-box", "final-model")
 NOBODY = -100
 """The target of a canary that is out: its loss, and so its gradient, is exactly zero."""
@@ -71,11 +71,38 @@ def train(
     check.one_of("attack", attack, ATTACKS)
     job_plan = job.plan_of(config)
     with_canaries = dataclasses.replace(config.privacy, records=job_plan.recipe.records + len(included))
-    config = dataclasses.replace(config, privacy=with_canaries)
+    _train(dataclasses.replace(config, privacy=with_canaries), out, (attack, included), seed=seed, progress=progress)
+
+
+def resume(out: Path, *, progress: bool = False) -> None:
+    """Go on with the unfinished run with canaries in `out`: same coins, same canaries, same bits."""
+    if job.is_finished(out):
+        job.finished(out)
+        return
+    config = make(job.stored_config(out), {})
+    if not (out / FILE).is_file():
+        rule = "was stopped before its canaries were stored, and nothing was released: start it again in another folder"
+        raise InvalidInput("run", str(out), rule)
+    held = _held(out)
+    _train(config, out, (str(held["attack"]), held["included"].astype(bool)), resume=True, progress=progress)
+
+
+def _train(
+    config: JobConfig,
+    out: Path,
+    coins: tuple[str, NDArray[np.bool_]],
+    *,
+    resume: bool = False,
+    seed: int | None = None,
+    progress: bool = False,
+) -> None:
     plan = job.plan_of(config)
     _auditable(plan)
+    attack, included = coins
     texts = (config.to_toml(publish=True), config.to_toml(publish=False))
-    run = Run(out, ledger=config.ledger.path, budget=job.budget_of(config.ledger, plan), seed=seed, config=texts)
+    every = config.runtime.checkpoint_every
+    budget = job.budget_of(config.ledger, plan)
+    run = Run(out, resume=resume, ledger=config.ledger.path, budget=budget, seed=seed, checkpoint_every=every, config=texts)
     with RunFolder(run, plan) as folder:
         data = source.load(config.data)
         if data.classes is None:
@@ -84,8 +111,11 @@ def train(
         model = build.build(config.model, data.features, data.classes)
         x, y = data.train.tensors
         runtime = config.runtime.runtime(progress)
+        if not (out / FILE).is_file():
+            crafts = crafted(len(included), tuple(x.shape[1:]), data.classes, seed) if attack == "final-model" else None
+            _store(out, attack=attack, included=included, **_arrays(crafts))
         if attack == "white-box":
-            seen = observe_table(
+            observe_table(
                 model,
                 (extract(x), y),
                 plan,
@@ -93,25 +123,26 @@ def train(
                 run=folder,
                 optimizer=lambda wrapped: job.optimizer_of(config.training, wrapped),
                 runtime=runtime,
+                keep=lambda seen: _store(out, attack=attack, included=included, projections=seen.astype(np.float32)),
             )
-            _store(out, attack=attack, included=included, projections=seen.astype(np.float32))
             return
-        canaries, labels = crafted(len(included), tuple(x.shape[1:]), data.classes, seed)
+        held = _held(out)
+        canaries, labels = (torch.from_numpy(held[k]) for k in ("features", "labels"))
         targets = torch.where(torch.from_numpy(included), labels, NOBODY)
-        test = (extract(data.test.tensors[0]), data.test.tensors[1])
-        records = (torch.cat([extract(x), extract(canaries)]), torch.cat([y, targets]))
-        optimizer = job.optimizer_of(config.training, model)
         fit(
             model,
-            records,
+            (torch.cat([extract(x), extract(canaries)]), torch.cat([y, targets])),
             plan=plan,
-            optimizer=optimizer,
+            optimizer=job.optimizer_of(config.training, model),
             run=folder,
-            test=test,
+            test=(extract(data.test.tensors[0]), data.test.tensors[1]),
             runtime=runtime,
             update=Update(config.training.average),
         )
-    _store(out, attack=attack, included=included, features=canaries.numpy(), labels=labels.numpy())
+
+
+def _arrays(crafts: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+    return {} if crafts is None else {"features": crafts[0].numpy(), "labels": crafts[1].numpy()}
 
 
 def crafted(count: int, shape: tuple[int, ...], classes: int, seed: int | None) -> tuple[Tensor, Tensor]:
@@ -124,15 +155,10 @@ def crafted(count: int, shape: tuple[int, ...], classes: int, seed: int | None) 
 
 def evidence(folder: Path) -> Evidence:
     """What the run in `folder` leaves for an audit; for final-model canaries, its released model is asked."""
-    if not (folder / FILE).is_file():
-        raise InvalidInput("run", str(folder), f"holds no {FILE}: train with canaries first (dpfy audit train)")
-    try:
-        with np.load(folder / FILE, allow_pickle=False) as stored:
-            held = dict(stored)
-        attack, included = str(held["attack"]), held["included"].astype(bool)
-        check.one_of("attack", attack, ATTACKS)
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile):
-        raise Corrupt(FILE, "is not a file of canaries") from None
+    held = _held(folder)
+    attack, included = str(held["attack"]), held["included"].astype(bool)
+    if attack == "white-box" and "projections" not in held:
+        raise InvalidInput("run", str(folder), "is unfinished; resume it with dpfy audit train --resume")
     plan = load_plan(folder)
     if attack == "white-box":
         return Evidence(plan, attack, included, projections=held["projections"].astype(np.float64))
@@ -141,12 +167,28 @@ def evidence(folder: Path) -> Evidence:
     )
 
 
+def _held(folder: Path) -> dict[str, Any]:
+    """The arrays of the file of canaries."""
+    if not (folder / FILE).is_file():
+        raise InvalidInput("run", str(folder), f"holds no {FILE}: train with canaries first (dpfy audit train)")
+    try:
+        with np.load(folder / FILE, allow_pickle=False) as stored:
+            held = dict(stored)
+        check.one_of("attack", str(held["attack"]), ATTACKS)
+        needed = {"included"} if str(held["attack"]) == "white-box" else {"included", "features", "labels"}
+        if not needed <= set(held):
+            raise ValueError
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
+        raise Corrupt(FILE, "is not a file of canaries") from None
+    return held
+
+
 def _margins(folder: Path, canaries: Tensor, labels: Tensor) -> NDArray[np.float64]:
     """By how much the released model's logit of each canary's label is above the log-sum-exp of the others."""
     if not (folder / "model.safetensors").is_file():
         raise InvalidInput("run", str(folder), "has no released model: the run is unfinished")
     weights = load_file(folder / "model.safetensors")
-    config = make({k: v for k, v in tomllib.loads((folder / "config.toml").read_text()).items() if k in SECTIONS}, {})
+    config = make({k: v for k, v in reading.toml("config", folder / "config.toml").items() if k in SECTIONS}, {})
     classes = len(next(reversed([w for w in weights.values() if w.dim() == 1])))
     model = build.build(config.model, tuple(canaries.shape[1:]), classes)
     model.load_state_dict(weights)

@@ -23,15 +23,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.guarantee import Curve
 from dpfy.core.ledger import Permit
+from dpfy.core.storage import PRIVATE_MODE, append, write_atomically
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
 from dpfy.training.averaging import trainable
 from dpfy.training.loop import PrivateTraining
+from dpfy.training.mark import UPDATES
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 
@@ -39,6 +41,7 @@ LENGTH = 10.0
 """Canary gradients before clipping, in clip norms: clipping has work to do."""
 
 Array = NDArray[np.float64]
+ROW = np.dtype("<f8")
 
 
 class Seams(Protocol):
@@ -87,11 +90,14 @@ def observe_table(
     seed: int | None = None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     runtime: Runtime | None = None,
+    keep: Callable[[Array], None] | None = None,
 ) -> Array:
     """Train `model` on `real` records and table canaries by `plan`; what the attacker sees, [steps, canaries], in clip norms.
 
     `weights` holds each canary's gradient in clip norms (before clipping): 0 is out. The plan must be for real and canary records
-    together. Guarantees: the training is :class:`PrivateTraining`, unchanged; its bill is in the ledger of `run` like any other.
+    together. `keep` is given all of it before the run ends. A run that was killed and is resumed goes on with what was seen before.
+
+    Guarantees: the training is :class:`PrivateTraining`, unchanged; its bill is in the ledger of `run` like any other.
     """
     wrapped = WithCanaries(model, len(weights))
     features, targets = real
@@ -106,19 +112,45 @@ def observe_table(
     )
     gains = torch.tensor([*weights, 0.0], dtype=torch.float32) * plan.recipe.clip.bound.l2
     mover = optimizer(wrapped) if optimizer is not None else torch.optim.SGD(wrapped.parameters(), lr=0.05)
-    seen: list[Array] = []
-
-    def look(training: PrivateTraining) -> None:
-        seen.append(_released(plan, {"table.weight": wrapped.table.weight})[:-1])
-
     with _folder(run, seed) as place:
         training = PrivateTraining(wrapped, mover, records, plan, place, runtime=runtime)
+        diary = _Diary(len(weights))
+
+        def look(training: PrivateTraining) -> None:
+            diary.write(training, _released(plan, {"table.weight": wrapped.table.weight})[:-1])
+
         with watched(training, look, keep=run is not None):
+            diary.open(training)
             for x, y, token in training.batches():
                 outputs, own = wrapped(x, token)
                 losses = functional.cross_entropy(outputs, y, reduction="none")
                 training.step(torch.where(token < len(weights), gains[token] * own.squeeze(-1), losses))
-    return np.array(seen)
+            seen = diary.read(plan.recipe.steps)
+            if keep is not None:
+                keep(seen)
+    return seen
+
+
+class _Diary:
+    """What the attacker saw, one row a step, in a file beside the checkpoint: it outlives a crash as the checkpoint does."""
+
+    def __init__(self, canaries: int) -> None:
+        self.size = canaries * ROW.itemsize
+
+    def open(self, training: PrivateTraining) -> None:
+        """Begin after the steps that the checkpoint holds; rows of later steps will be written again."""
+        self.file = training.folder.secrets / UPDATES
+        before = self.file.read_bytes() if self.file.is_file() else b""
+        if len(before) < training.steps_done * self.size:
+            raise Corrupt(f"checkpoint/{UPDATES}", "holds fewer updates than the checkpoint has steps: start a new run")
+        write_atomically(self.file, before[: training.steps_done * self.size], mode=PRIVATE_MODE)
+
+    def write(self, training: PrivateTraining, row: Array) -> None:
+        append(self.file, row.astype(ROW).tobytes())
+
+    def read(self, steps: int) -> Array:
+        rows = np.frombuffer(self.file.read_bytes(), dtype=ROW).reshape(steps, -1)
+        return rows.astype(np.float64)
 
 
 def observe_gradients(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,8 @@ import torch
 from torch import nn
 
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.core.errors import InvalidInput
+from dpfy.core import reading
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.data.records import Records
@@ -24,6 +23,7 @@ from dpfy.report.card import NAME as CARD
 from dpfy.training.config import JobConfig, LedgerConfig, TrainingConfig
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
+from dpfy.training.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.training.run import Run, RunFolder, finish_erasure
 from dpfy.training.update import Update
 
@@ -85,9 +85,10 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
     Guarantees: the plan is reserved before any data is read; if the data or the model is refused, the reservation is given back and
     nothing is left behind.
     """
-    if resume and (out / CARD).is_file():
-        finish_erasure(out)  # a crash after the card and before the erasure
-        return Outcome(out, _card(out), 0.0, BEFORE)
+    if resume and is_finished(out):
+        return finished(out)
+    if (out / CANARIES).is_file():
+        raise InvalidInput("run", str(out), "was started with canaries; resume it with dpfy audit train --resume")
     plan = plan_of(config)
     with RunFolder(_run(config, plan, out, resume, seed), plan) as folder:
         data = source.load(config.data)
@@ -110,15 +111,43 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
     return Outcome(out, _card(out), result.seconds, result.engine)
 
 
+def is_finished(out: Path) -> bool:
+    """Whether `out` holds the card of a finished run."""
+    return (out / CARD).is_file()
+
+
+def can_resume(out: Path) -> bool:
+    """Whether `out` holds a run that was started and stored its configuration."""
+    return Mark.find(out) is not None and (out / HIDDEN / "config.toml").is_file()
+
+
+def finished(out: Path) -> Outcome:
+    """The finished run in `out`. What a crash between the card and the end of the erasure has left is erased."""
+    finish_erasure(out)
+    return Outcome(out, _card(out), 0.0, BEFORE)
+
+
 def stored_config(out: Path) -> dict[str, dict[str, Any]]:
-    """The full configuration of an unfinished run in `out`, kept with its secrets."""
-    file = out / "checkpoint" / "config.toml"
-    if not file.is_file():
-        return {}
+    """The full configuration of the unfinished run in `out`, kept with its secrets.
+
+    Guarantees: there is no default: a folder without a run, and a run that was stopped before it stored its configuration, are
+    refused.
+    """
+    require_run(out)
+    refuse_planted(out)
+    again = "was stopped before its configuration was stored, and nothing was spent: start it again without --resume"
+    if not can_resume(out):
+        raise InvalidInput("run", str(out), again)
     try:
-        return tomllib.loads(file.read_text())
-    except tomllib.TOMLDecodeError:
+        return reading.toml("config", out / HIDDEN / "config.toml")
+    except InvalidInput:
         raise InvalidInput("run", str(out), "its stored configuration is damaged; give the configuration again") from None
+
+
+def require_run(out: Path) -> None:
+    """Refuse a folder that holds no run that was started here."""
+    if Mark.find(out) is None:
+        raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
 
 
 def optimizer_of(training: TrainingConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -157,5 +186,7 @@ def _extracted(records: Records, extract: Any) -> Records:
 
 
 def _card(out: Path) -> dict[str, Any]:
-    card: dict[str, Any] = json.loads((out / CARD).read_text())
+    card = reading.parsed_json(CARD, reading.content("run", out / CARD))
+    if not isinstance(card, dict) or not {"guarantee", "utility", "statement"} <= set(card):
+        raise Corrupt(CARD, "is not a privacy card")
     return card

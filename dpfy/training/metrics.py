@@ -33,5 +33,7 @@ def append(folder: Path, row: dict[str, Any]) -> None:
 
 def cut(folder: Path, step: int) -> None:
     """Forget rows written after `step`: the resumed run will write them again."""
+    if not (folder / FILE).is_file():
+        return
     kept = [row for row in rows(folder) if row["step"] <= step]
     storage.write_atomically(folder / FILE, "".join(json.dumps(row) + "\n" for row in kept).encode())
