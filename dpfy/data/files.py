@@ -31,7 +31,7 @@ class DataFile:
     @classmethod
     def given(cls, path: str) -> DataFile:
         """A file by the path the user gave."""
-        return cls(Path(path).expanduser(), path)
+        return cls(_expanded("data file", path), path)
 
     def read(self) -> bytes:
         """The whole content, decompressed when it is gzip. A missing, unreadable or truncated file is a one-line error.
@@ -70,7 +70,7 @@ class DataFolder:
     def find(cls, given: str | None) -> DataFolder:
         """`given`, or $DPFY_DATA; an error that says how to set it when there is neither."""
         if given is not None:
-            return cls(Path(given).expanduser(), given)
+            return cls(_expanded("data.dir", given), given)
         value = os.environ.get(ENVIRONMENT)
         if not value:
             raise InvalidInput("data.dir", None, f"give the data folder in data.dir or in the environment variable {ENVIRONMENT}")
@@ -79,6 +79,13 @@ class DataFolder:
     def file(self, folder: str, *names: str) -> DataFile:
         """The first of `names` that exists in `folder`; the first name when none does, so that the error names it."""
         for name in names:
-            if (self.path / folder / name).is_file():
+            if os.path.isfile(self.path / folder / name):  # False for a path that cannot be, too
                 return DataFile(self.path / folder / name, f"{self.name}/{folder}/{name}")
         return DataFile(self.path / folder / names[0], f"{self.name}/{folder}/{names[0]}")
+
+
+def _expanded(field: str, path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidInput(field, path, "names a home folder that does not exist") from None
