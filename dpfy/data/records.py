@@ -97,6 +97,16 @@ def as_records(train: object) -> Records:
     return records
 
 
+def rows_of(train: object) -> int | None:
+    """How many records `train` says it holds, without reading one; None where only reading tells."""
+    if isinstance(train, tuple | list):
+        return rows_of(train[0]) if train else None
+    sized = isinstance(train, Records | Tensor | np.ndarray) or (hasattr(train, "__len__") and hasattr(train, "__getitem__"))
+    if not sized or isinstance(train, dict | str | bytes) or (isinstance(train, Tensor | np.ndarray) and train.ndim == 0):
+        return None
+    return len(train)  # type: ignore[arg-type]
+
+
 def require_finite(name: str, records: Records) -> None:
     """Refuse NaN and infinity, naming field and record number but no value of any other record."""
     for position, tensor in enumerate(records.tensors):

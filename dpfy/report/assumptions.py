@@ -20,7 +20,8 @@ from dpfy.report import accesses, numbers
 from dpfy.report.words import absent, participation_words
 
 NOTE = "sampling"
-YES, NO, NEARLY = "yes", "no", "nearly"
+YES, NO, NEARLY, STATED = "yes", "no", "nearly", "stated"
+PUBLIC, NOTHING = "declared public", "nothing by the caller"
 
 
 def foreign_sampling(ledger: Ledger) -> dict[str, Any] | None:
@@ -55,7 +56,7 @@ def earned(ledger: Ledger, permit: Permit) -> events.Event:
     return events.Repeated(numbers.unsampled(permit.event, foreign.get("most")), permit.uses)
 
 
-def table(plan: Plan, ledger: Ledger, fixed_seed: bool) -> list[dict[str, str]]:
+def table(plan: Plan, ledger: Ledger, fixed_seed: bool, facts: dict[str, Any]) -> list[dict[str, str]]:
     """Every assumption of the accounting, what was done, and whether it holds."""
     recipe = plan.recipe
     clip = recipe.clip.bound.l2
@@ -70,7 +71,38 @@ def table(plan: Plan, ledger: Ledger, fixed_seed: bool) -> list[dict[str, str]]:
         _row(
             "steps", "the number of steps was fixed before the data was read", "reserved in the ledger before the first step", YES
         ),
+        *_of_the_caller(facts),
     ]
+
+
+def _of_the_caller(facts: dict[str, Any]) -> list[dict[str, str]]:
+    """What no library can see in somebody else's program: assumed because the caller states it, by running the program."""
+    optimizer = facts.get("optimizer", {})
+    began = "began with a state that the caller declared public" if optimizer.get("initial_state") == PUBLIC else "began empty"
+    rows = [
+        _row(
+            "the caller's code",
+            "nothing computed from the data reaches the model, or anything that is published, but through the noise",
+            "weights, frozen weights, buffers and the optimizer's state were watched at every step, and a change that the run had not "
+            "made would have ended it; what the program prints, stores or decides by looking at the data is not watched",
+            STATED,
+        ),
+        _row(
+            "the beginning",
+            "initial weights and settings were chosen without the data",
+            f"they were given by the caller; the optimizer {began}",
+            STATED,
+        ),
+    ]
+    if optimizer.get("projection", "none") != "none":
+        assumed = "the rule that changes the weights after each step reads the weights and nothing else"
+        rows.append(_row("projection", assumed, "the rule is the caller's own function", STATED))
+    if (recorded := facts.get("provenance", {}).get("recorded", NOTHING)) != NOTHING:
+        assumed = f"the numbers that the caller recorded may be published: {recorded}"
+        rows.append(
+            _row("recorded", assumed, "they stand in metrics.jsonl; losses of the batch are refused where recognised", STATED)
+        )
+    return rows
 
 
 def _sampling(plan: Plan, ledger: Ledger) -> dict[str, str]:

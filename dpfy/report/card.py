@@ -128,7 +128,7 @@ def _accounting(plan: Plan, ledger: Ledger, bill: numbers.Bill, facts: dict[str,
         "accountant": plan.accountant,
         "words": ACCOUNTANTS.get(plan.accountant, f"the {plan.accountant} accountant"),
         "theorem": pairs.find(plan.recipe.sampler.participation, plan.recipe.strategy).theorem,
-        "assumptions": assumptions.table(plan, ledger, fixed),
+        "assumptions": assumptions.table(plan, ledger, fixed, facts),
         "sampling_note": assumptions.stated_note(ledger),
         "without_amplification": assumptions.without_amplification(ledger, bill),
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -213,17 +214,31 @@ def seamed(training: PrivateTraining, seams: Seams | None) -> Iterator[None]:
         return
     claimed, recipe = training.plan, training.plan.recipe
     training.engine.detach()
-    training.engine = seams.engine(training.engine)
+    _set(training, "engine", seams.engine(training.engine))
     training.engine.attach(training.model)
     training._noise = seams.stream(training._noise)
     sampler = seams.sampler(recipe.sampler)
     changed = dataclasses.replace(recipe, sampler=sampler, steps=seams.steps or recipe.steps)
-    training.plan = dataclasses.replace(claimed, recipe=changed)
+    _set(training, "plan", dataclasses.replace(claimed, recipe=changed))
     try:
         yield
     finally:
-        training.plan = claimed
-        training.steps_done = min(training.steps_done, recipe.steps)
+        _set(training, "plan", claimed)
+        training._steps_done = min(training.steps_done, recipe.steps)
+
+
+def _set(training: PrivateTraining, name: str, value: object) -> None:
+    """Past the lock on the fields of a run."""
+    object.__setattr__(training, name, value)
+
+
+@contextmanager
+def _quiet(wanted: bool) -> Iterator[None]:
+    """Without the word about an unfinished run, where nobody wants its folder."""
+    with warnings.catch_warnings():
+        if wanted:
+            warnings.filterwarnings("ignore", "run .* unfinished")
+        yield
 
 
 class _Discarded(Exception):
@@ -240,7 +255,7 @@ def watched(
     """
     handle = training.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: look(training))
     try:
-        with suppress(_Discarded), training:
+        with suppress(_Discarded), _quiet(not keep), training:
             yield training
             if not keep and training.steps_done >= training.plan.recipe.steps:
                 raise _Discarded

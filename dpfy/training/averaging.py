@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,30 +26,29 @@ class Averaging:
         return {name: p.detach().clone() for name, p in trainable(model).items()} if self.decay else {}
 
     @torch.no_grad()
-    def update(self, average: dict[str, Tensor], model: nn.Module, step: int) -> None:
+    def update(self, average: dict[str, Tensor], weights: Mapping[str, Tensor], step: int) -> None:
         """Move `average` towards the weights after `step` (counted from 0), in place."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        for name, p in trainable(model).items():
-            if average:
-                average[name].lerp_(p.detach(), 1 - decay)
+        for name, value in average.items():
+            value.lerp_(weights[name].detach(), 1 - decay)
 
 
 @contextmanager
-def swapped(model: nn.Module, average: dict[str, Tensor]) -> Iterator[None]:
-    """Inside the block the model holds the averaged weights; afterwards its own again."""
-    own = {name: p.detach().clone() for name, p in trainable(model).items() if name in average}
-    _copy_into(model, average)
+def swapped(weights: Mapping[str, Tensor], average: Mapping[str, Tensor], done: Callable[[], None]) -> Iterator[None]:
+    """Inside the block the model whose weights these are holds the averaged ones; afterwards its own again, and `done` is told."""
+    own = {name: weights[name].detach().clone() for name in average}
+    _copy(average, weights)
     try:
         yield
     finally:
-        _copy_into(model, own)
+        _copy(own, weights)
+        done()
 
 
 @torch.no_grad()
-def _copy_into(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    named = trainable(model)
-    for name, value in weights.items():
-        named[name].copy_(value)
+def _copy(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        weights[name].copy_(value)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

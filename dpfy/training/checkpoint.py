@@ -22,7 +22,7 @@ from dpfy.core.errors import Corrupt
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 
-FORMAT = "dpfy-checkpoint-1"
+FORMAT = "dpfy-checkpoint-2"
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def read(path: Path, randomness: Randomness) -> Snapshot:
         raise Corrupt(f"checkpoint/{path.name}", "not a readable dpfy checkpoint") from None
     if header.get("tag") != _tag(facts, tensors, randomness):
         raise Corrupt(f"checkpoint/{path.name}", "does not match its fingerprint: damaged, or written by another run")
+    if parsed["format"] != FORMAT:
+        raise Corrupt(f"checkpoint/{path.name}", "was written by another version of dpfy: resume the run with that version")
     return Snapshot(parsed["step"], parsed["facts"], tensors)
 
 

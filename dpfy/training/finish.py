@@ -11,10 +11,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 import dpfy
+from dpfy.core.errors import Unsupported
 from dpfy.core.storage import sha256_of, write_atomically
 from dpfy.report import card
+from dpfy.report.assumptions import NOTHING, PUBLIC
 from dpfy.report.words import absent
-from dpfy.training import state
+from dpfy.training import guard, state
 from dpfy.training.run import erase_secrets
 from dpfy.training.watch import Checks
 
@@ -26,7 +28,8 @@ def write(training: PrivateTraining, utility: dict[str, float], confusion: list[
     """Write model.safetensors, the reports and privacy.json and erase the checkpoint folder.
 
     Guarantees: the card is written last, so a folder with a card is complete; until then the run can be resumed from the checkpoint of
-    its last step. The model released is the averaged one where there is averaging.
+    its last step. The model released is the averaged one where there is averaging; all of it but the trained weights is, bit for bit,
+    what it was when the run began.
     """
     state.save(training)
     path, ledger = training.folder.path, training.folder.ledger
@@ -51,24 +54,38 @@ def write(training: PrivateTraining, utility: dict[str, float], confusion: list[
 
 
 def _weights(training: PrivateTraining) -> dict[str, Tensor]:
-    """A full copy of the state_dict: tied weights are written under each of their names."""
-    return {
-        name: t.detach().cpu().contiguous().clone() for name, t in training.model.state_dict().items() if isinstance(t, Tensor)
-    }
+    """A full copy of the state_dict: tied weights are written under each of their names. Refuses what training had to leave alone."""
+    now = guard.seal(training.model, training.folder.randomness)
+    if changed := sorted(name for name in now.keys() | training._sealed.keys() if now.get(name) != training._sealed.get(name)):
+        raise Unsupported(f"publishing {changed[0]}, which changed in training without noise,", guard.STILL)
+    return {name: t.detach().cpu().contiguous().clone() for name, t in training.model.state_dict().items()}
 
 
 def _optimizer(training: PrivateTraining) -> dict[str, Any]:
     """The update rule: public settings, for the card."""
-    group = training.optimizer.param_groups[0]
+    group, rule = training.optimizer.param_groups[0], training.rule
     kept = {k: group[k] for k in ("momentum", "betas", "weight_decay", "nesterov") if group.get(k)}
     rates = training._base_rates
     return {
         "name": type(training.optimizer).__name__,
         "learning_rate": rates[0] if len(set(rates)) == 1 else rates,
-        "schedule": "constant" if training.rule.schedule is None else "given by a function of the step",
+        "schedule": _schedule(training),
         **{k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()},
-        "weight_average": training.rule.averaging.decay,
+        "weight_average": rule.averaging.decay,
+        "initial_state": PUBLIC if rule.public_state else "empty",
+        "projection": "none" if rule.project is None else "a rule of the weights, after each step",
     }
+
+
+def _schedule(training: PrivateTraining) -> str:
+    """How the learning rates went, as they were at each step."""
+    made = training._rates_made
+    if training.rule.schedule is not None:
+        return "given by a function of the step"
+    if len(made) < 2 and all(rates == training._base_rates for _, rates in made):
+        return "constant"
+    first, last = (", ".join(f"{r:g}" for r in dict.fromkeys(rates)) for rates in (made[0][1], made[-1][1]))
+    return f"set by the caller's loop: {first} at step {made[0][0]}, {len(made) - 1} changes, {last} from step {made[-1][0]} on"
 
 
 def _components(training: PrivateTraining) -> dict[str, Any]:
@@ -93,5 +110,6 @@ def _provenance(training: PrivateTraining) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {training.device.type}",
         "engine": training.engine.name,
+        "recorded": ", ".join(sorted(training._recorded)) or NOTHING,
         "seed": "fixed for a test" if fixed else "256 bits of operating system entropy, erased at the end of the run",
     }

@@ -141,7 +141,7 @@ def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | N
         done = training.steps_done
         if done > noted:
             if done in marked:
-                training.record(epsilon=training.plan.epsilon_after(done), **evaluate(training, loss, test))
+                training._note(epsilon=training.plan.epsilon_after(done), **evaluate(training, loss, test))
             noted = done
 
     note()

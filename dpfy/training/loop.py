@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,24 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
-from dpfy.data.records import as_records
+from dpfy.data.records import Records, as_records, rows_of
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.captured import CapturedSum, LossesOf
 from dpfy.gradients.checker import check_model
-from dpfy.gradients.clip import COUNT, QuantileClip
+from dpfy.gradients.clip import COUNT, Clip, QuantileClip
 from dpfy.gradients.engine import Grads, zeros
 from dpfy.gradients.select import choose
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
-from dpfy.training import finish, metrics, progress, state
-from dpfy.training.averaging import swapped, trainable
+from dpfy.training import computation, finish, guard, metrics, progress, public, state
+from dpfy.training.averaging import swapped
+from dpfy.training.guard import Guard
+from dpfy.training.journal import Journal
 from dpfy.training.physical import common, largest_batch, snug
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
-from dpfy.training.update import Update, hand_over, rounded
+from dpfy.training.update import Update, check_optimizer, hand_over, rounded
 from dpfy.training.watch import Watch
 
 
@@ -43,7 +48,9 @@ class PrivateTraining:
     Guarantees: the plan is reserved in the ledger, durably, before `train` is read; each unit adds at most the clip bound to each
     step; every step (also an empty one) is noised and divided by the expected batch size; more steps than planned are refused. The
     model keeps its class and its `state_dict` keys, and every hook is gone when the block is left, also by an exception. A run that
-    was killed and is entered again with ``Run(path, resume=True)`` and the same arguments releases the same bits.
+    was killed and is entered again with ``Run(path, resume=True)`` and the same arguments releases the same bits, and one that would
+    release others stops. The noise of a step is made for one sum: after an error between noise and the end of a step the run goes no
+    further here. Weights, buffers, optimizer and the fields of this object are changed by the run alone.
     """
 
     def __init__(
@@ -57,19 +64,46 @@ class PrivateTraining:
         runtime: Runtime | None = None,
         update: Update | None = None,
     ) -> None:
+        self._entered = False
         check_model(model)
-        _check_optimizer(model, optimizer)
+        guard.check_state(model)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.runtime = runtime or Runtime()
         self.rule = update or Update()
         self.run = run if isinstance(run, Run | RunFolder) else Run(run if run is not None else state.fresh_path())
+        fresh = isinstance(self.run, Run) and not self.run.resume
+        check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
+        self._check_records(train.rows_each if isinstance(train, Records) else 1, rows_of(train))
         self.engine, self.engine_reason = choose(model, self.runtime.engine)
         self.identity: dict[str, Any] = {}
-        self.steps_done = 0
+        self._factors = self.rule.factors(plan.recipe.steps)
+        self._rates_made: list[tuple[int, list[float]]] = []
+        self._recorded: set[str] = set()
+        self._computed: dict[str, str] = {}
+        self._sealed: dict[str, str] = {}
+        self._steps_done = 0
         self._train = train
-        self._entered = False
+        self._stopped: str | None = None
+        self._journal: Journal | None = None
+        self._losses: Tensor | None = None
         self._pieces: _Pieces | None = None
         self.watch: Watch | None = None
+
+    @property
+    def steps_done(self) -> int:
+        """The steps made so far."""
+        return self._steps_done
+
+    @property
+    def clip(self) -> Clip:
+        """The clip rule of the next step."""
+        return self._clip
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """The fields of a run that was entered are read-only."""
+        if not name.startswith("_") and (self.__dict__.get("_entered") or name in ("clip", "steps_done")):
+            raise InvalidInput(f"training.{name}", type(value).__name__, "is read-only: the plan says what a run does")
+        object.__setattr__(self, name, value)
 
     def __enter__(self) -> PrivateTraining:
         """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one, and attach the engine."""
@@ -78,16 +112,20 @@ class PrivateTraining:
             self.device = torch.device(self.runtime.device or next(self.model.parameters()).device)
             self.model.to(self.device)
             self.records = as_records(self._train).to(self.device)
-            self._check_records()
+            self._check_records(self.records.rows_each, len(self.records))
             self._noise = self._stream()
             self.average = self.rule.averaging.init(self.model)
-            self.noise_state = self._noise.init(dict(trainable(self.model)))
+            self._noise_state = self._noise.init({n: p for n, p in self.model.named_parameters() if p.requires_grad})
             self.physical_batch = self._physical_batch()
-            self.clip = self.plan.recipe.clip
+            self._clip = self.plan.recipe.clip
             self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+            _clear_gradients(self.model, self.optimizer)
             state.restore_or_begin(self)
+            self._journal = Journal(self.folder.secrets, self.folder.randomness, self.steps_done)
+            self._random = state.generators(self.device)
             self.engine.attach(self.model)
             self.watch = self._watch()
+            self._guard = Guard(self.model, self.optimizer, self.average)
         except BaseException as error:
             self._detach()
             self.folder.__exit__(type(error), error, None)
@@ -99,25 +137,47 @@ class PrivateTraining:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed."""
         self._detach()
-        for p in self.model.parameters():
-            p.grad = None
+        _clear_gradients(self.model, self.optimizer)
         try:
             if kind is None and not self.folder.finished:
                 self._require_sound()
-                if self.steps_done == self.plan.recipe.steps:
-                    self.finish()
-                elif self._pieces is None:
-                    state.save(self)
+            if kind is None and self._stopped is None and self.steps_done == self.plan.recipe.steps:
+                self.finish()
+            elif not self.folder.finished:
+                self._leave(error)
         finally:
             self._entered = False
+            if self._journal is not None:
+                self._journal.close()
             self.folder.__exit__(kind, error, trace)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Leave an unfinished run, with a checkpoint of where it is unless it was stopped, and say how to go on."""
+        if isinstance(error, Exception) and not self.folder.begun:
+            return
+        unsaved = self._stopped
+        try:
+            if unsaved is None:
+                self.save()
+        except Exception as problem:
+            if error is None:
+                raise
+            unsaved = str(problem)
+        words = (
+            f"run {self.run_path}: unfinished, {self.steps_done} of {self.plan.recipe.steps} steps made; its secrets are kept in "
+        )
+        words += f"its checkpoint folder; {RESUME}" + (f" (from its last checkpoint: {unsaved})" if unsaved else "")
+        if error is None:
+            warnings.warn(words, stacklevel=3)
+        else:
+            error.add_note(words)
 
     def batches(self) -> Iterator[tuple[Tensor, ...]]:
         """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside.
 
         With `pad`, `graph`, and on a GPU, a batch may be filled up with repeats of record 0, which `step` leaves out of the sum.
         """
-        self._require_entered()
+        self._require_live()
         with progress.bar(self.plan, self.steps_done, self.runtime.progress) as show:
             for batch in self._remaining():
                 yield batch
@@ -127,20 +187,22 @@ class PrivateTraining:
     def _remaining(self) -> Iterator[tuple[Tensor, ...]]:
         recipe, grain, watch = self.plan.recipe, self._grain(), self._require_sound()
         while self.steps_done < recipe.steps:
-            step = self.steps_done
+            self._require_live()
+            step, self._random = self.steps_done, state.generators(self.device)
             rng = self.folder.randomness.generator("sampling", recipe.sampler.address(step))
             indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
             pieces = watch.pieces(step, indices, self.physical_batch, grain)
             self._pieces = _Pieces(len(pieces))
             if not pieces:
-                self._update(Bounded(zeros(trainable(self.model), self.clip), self.clip.bound, recipe.unit))
+                self._update(Bounded(zeros(self._guard.trainable, self.clip), self.clip.bound, recipe.unit))
             for place, (piece, mask) in enumerate(pieces):
                 batch = self.records.take(torch.from_numpy(piece).to(self.device))
                 needed = grain > 1 or not mask.all()
                 self._pieces.expect(torch.from_numpy(mask).to(self.device) if needed else None, len(piece))
                 watch.begin(step, batch, first=place == 0)
                 yield batch
-                if self._pieces is not None and self._pieces.waiting:
+                self._require_live()
+                if self._pieces is not None and not self._pieces.idle:
                     raise InvalidInput("step", "no call", "every batch must be followed by exactly one step(losses)")
 
     def step(self, losses: Tensor) -> None:
@@ -150,7 +212,9 @@ class PrivateTraining:
         """
         pieces = self._awaited()
         _check_losses(losses, pieces.rows)
-        self._require_sound().end(losses, self.steps_done > 0)
+        pieces.waiting, self._losses = False, losses.detach()
+        with self._final():
+            self._require_sound().end(losses, self.steps_done > 0)
         self._take(self.engine.bounded_sum(losses, self.clip, pieces.mask))
 
     def captured(self, losses_of: LossesOf) -> Callable[..., None]:
@@ -163,24 +227,29 @@ class PrivateTraining:
         What `losses_of` computes must depend on the batch and on the model's weights alone: a graph repeats what it did once, with
         the values that Python had then. The first steps run as usual.
         """
-        self._require_entered()
+        self._require_live()
+        self._same_as_before("losses", self.folder.randomness.tag("losses", computation.of_function(losses_of).encode()))
         capture = CapturedSum(self.engine, losses_of) if self.runtime.graph else None
 
         def step(*batch: Tensor) -> None:
             if capture is None or self._require_sound().looking:
                 self.step(losses_of(*batch))
             else:
-                self._take(capture(batch, self.clip, self._awaited().mask), keep=False)
+                pieces = self._awaited()
+                pieces.waiting = False
+                self._take(capture(batch, self.clip, pieces.mask), keep=False)
 
         return step
 
     def _awaited(self) -> _Pieces:
         """The logical batch that a call of `step` belongs to."""
-        self._require_entered()
+        self._require_live()
         if self.steps_done >= self.plan.recipe.steps:
             raise InvalidInput("step", self.steps_done, f"the plan allows {self.plan.recipe.steps} steps and all are done")
         if self._pieces is None or not self._pieces.waiting:
             raise InvalidInput("step", "an extra call", "step(losses) follows a batch from batches(), once")
+        with self._final():
+            self._guard.check(look=False)
         return self._pieces
 
     def _take(self, part: Bounded[Grads], keep: bool = True) -> None:
@@ -196,17 +265,29 @@ class PrivateTraining:
         return state.guarantee(self)
 
     def record(self, **values: float) -> None:
-        """Append a row to metrics.jsonl. Only what may be published belongs there: nothing computed from the training data."""
-        self._require_entered()
+        """Append a row to metrics.jsonl. Only what may be published belongs there: nothing computed from the training data.
+
+        The card names the values, as stated by the caller to be public. Losses of the batch are refused where they are recognised.
+        """
+        self._require_live()
+        for name, value in values.items():
+            public.check_number(f"record {name}", value, self._losses)
+        self._recorded |= values.keys()
+        self._note(**values)
+
+    def _note(self, **values: float) -> None:
         metrics.append(self.folder.path, {"step": self.steps_done, **values})
 
-    def averaged(self) -> Any:
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
         """A context in which the model holds the averaged weights (its own, if there is no averaging): use it to evaluate."""
-        return swapped(self.model, self.average)
+        self._check_untouched()
+        with swapped(self._guard.trainable, self.average, self._guard.restored):
+            yield
 
     def save(self) -> None:
         """Write a checkpoint now."""
-        self._require_entered()
+        self._check_untouched()
         state.save(self)
 
     def finish(self, utility: dict[str, float] | None = None, confusion: list[list[int]] | None = None) -> Path:
@@ -214,32 +295,80 @@ class PrivateTraining:
 
         `utility` and `confusion` (rows: true class, columns: predicted) are published as they are: measure them on public data.
         """
-        self._require_entered()
+        self._check_untouched()
         self._detach()
-        finish.write(self, utility or {}, confusion)
+        with self._final():
+            finish.write(self, utility or {}, confusion)
+        self._stopped = "the run is finished"
         return self.folder.path
 
     def _update(self, total: Bounded[Grads]) -> None:
-        """Noise, divide by the expected batch size, step: the logical boundary."""
+        """Noise, divide by the expected batch size, step: the logical boundary.
+
+        Guarantees: noise is made once the step's sum is bound in the journal, for a model that nobody else has changed. From then to
+        the end of the step the run counts as stopped, so that no error, wherever it comes from, lets the step be made again here.
+        """
+        assert self._journal is not None
         step, recipe = self.steps_done, self.plan.recipe
-        parameters = trainable(self.model)
-        into = rounded(total.value, parameters)
+        parameters = self._guard.trainable
+        with self._final():
+            self._guard.check()
+            rates = self._rates(step)
+            self._journal.bind(step, total.value, rates)
         self.folder.note_begun()
-        released, self.noise_state = self._noise.release(total, step, self.noise_state, self.folder.permit, into)
-        if (count := released.value.pop(COUNT, None)) is not None and isinstance(self.clip, QuantileClip):
-            self.clip = self.clip.updated(float(count) * recipe.expected_batch, recipe.expected_batch)
+        self._stopped = f"step {step} failed after its noise was made"
+        into = rounded(total.value, parameters)
+        released, self._noise_state = self._noise.release(total, step, self._noise_state, self.folder.permit, into)
+        if (count := released.value.pop(COUNT, None)) is not None and isinstance(self._clip, QuantileClip):
+            self._clip = self._clip.updated(float(count) * recipe.expected_batch, recipe.expected_batch)
         hand_over(released, parameters)
-        if self.rule.schedule is not None:
-            for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
-                group["lr"] = base * self.rule.schedule(step)
+        for p in self._guard.frozen:
+            p.grad = None
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.rule.averaging.update(self.average, self.model, step)
-        self.steps_done += 1
-        self._pieces = None
+        if self.rule.project is not None:
+            with torch.no_grad():
+                self.rule.project(self.model)
+        self.rule.averaging.update(self.average, parameters, step)
+        self._guard.accept(look=guard.looks(step + 1, recipe.steps, self.folder.randomness))
+        if not self._rates_made or self._rates_made[-1][1] != rates:
+            self._rates_made.append((step, rates))
+        self._steps_done, self._pieces = step + 1, None
+        self._stopped = None
         if time.monotonic() - self._last_save >= self.folder.run.checkpoint_every:
             state.save(self)
             self._last_save = time.monotonic()
+
+    def _rates(self, step: int) -> list[float]:
+        """The learning rates of a step, by the schedule or as the caller has set them."""
+        if self._factors is not None:
+            for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+                group["lr"] = base * self._factors[step]
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        if not all(map(math.isfinite, rates)):
+            raise InvalidInput("learning rate", rates, "must be a finite number")
+        return rates
+
+    @contextmanager
+    def _final(self) -> Iterator[None]:
+        """Whatever is refused inside stops the run for good: who catches the refusal cannot go on."""
+        try:
+            yield
+        except BaseException as error:
+            self._stopped = str(error) or type(error).__name__
+            raise
+
+    def _same_as_before(self, what: str, fingerprint: str) -> None:
+        """Stop a resumed run whose `what` is not the one that earlier steps were made with."""
+        if self._computed.setdefault(what, fingerprint) != fingerprint:
+            with self._final():
+                raise InvalidInput(f"resume {what}", f"other {what}", "must be what the run was started with")
+
+    def _check_untouched(self) -> None:
+        """Refuse, and stop, if anything was changed outside of `step`."""
+        self._require_live()
+        with self._final():
+            self._guard.check()
 
     def _stream(self) -> NoiseStream:
         recipe = self.plan.recipe
@@ -259,12 +388,12 @@ class PrivateTraining:
             return 1
         return common(min(self.plan.recipe.expected_batch, self.physical_batch))
 
-    def _check_records(self) -> None:
-        if (most := self.plan.recipe.unit.most_records) != (held := self.records.rows_each):
+    def _check_records(self, held: int, found: int | None) -> None:
+        most, expected = self.plan.recipe.unit.most_records, self.plan.recipe.records
+        if most != held:
             rule = f"the plan's unit owns up to {most}; group the data with dpfy.by_user and give its unit to the recipe"
             raise InvalidInput("train", f"{held} records in a row", rule)
-        expected, found = self.plan.recipe.records, len(self.records)
-        if abs(found - expected) > max(1, expected // 100):
+        if found is not None and abs(found - expected) > max(1, expected // 100):
             raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")
 
     def _watch(self) -> Watch:
@@ -287,19 +416,33 @@ class PrivateTraining:
         self.watch.require_sound()
         return self.watch
 
+    def _require_live(self) -> None:
+        self._require_entered()
+        if self._stopped is not None:
+            raise Unsupported(f"going on with a run that stopped ({self._stopped})", f"leave the block; {RESUME}")
+
+    @property
+    def run_path(self) -> Path:
+        """The folder of the run."""
+        return self.run.path if isinstance(self.run, RunFolder) else Path(self.run.path)
+
+
+RESUME = "resume it with Run(path, resume=True) (dpfy train --resume), the same code and the same arguments"
+
 
 class _Pieces:
-    """The logical batch under way: which piece is out, and the sum so far."""
+    """The logical batch under way: which piece is out and waits for its losses, whether it was added, and the sum so far."""
 
     def __init__(self, count: int) -> None:
         self.left = count
         self.waiting = False
+        self.idle = True
         self.rows = 0
         self.mask: Tensor | None = None
         self.total: Grads = {}
 
     def expect(self, mask: Tensor | None, rows: int) -> None:
-        self.mask, self.rows, self.waiting = mask, rows, True
+        self.mask, self.rows, self.waiting, self.idle = mask, rows, True, False
 
     def add(self, part: Grads, keep: bool = True) -> None:
         if self.total:
@@ -308,7 +451,7 @@ class _Pieces:
             copy = not keep and self.left > 1
             self.total = {name: value.clone() if copy else value for name, value in part.items()}
         self.left -= 1
-        self.waiting = False
+        self.idle = True
 
     @property
     def complete(self) -> bool:
@@ -326,12 +469,7 @@ def _check_losses(losses: Tensor, rows: int) -> None:
         raise InvalidInput("losses", "no graph", "must depend on the model's trainable parameters")
 
 
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    mine = {id(p) for p in trainable(model).values()}
-    if not mine:
-        raise InvalidInput("model", type(model).__name__, "has no trainable parameters")
-    theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if missing := mine - theirs:
-        raise InvalidInput("optimizer", f"{len(missing)} parameters missing", "must hold every trainable parameter of the model")
-    if foreign := theirs - {id(p) for p in model.parameters()}:
-        raise InvalidInput("optimizer", f"{len(foreign)} foreign parameters", "must hold parameters of this model only")
+def _clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """No gradient that was not released may reach the optimizer."""
+    for p in (*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])):
+        p.grad = None

@@ -16,8 +16,8 @@ from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.guarantee import Guarantee
 from dpfy.noise import chacha
 from dpfy.plan.recipe import CODEC
-from dpfy.training import checkpoint, metrics
-from dpfy.training.averaging import trainable
+from dpfy.training import checkpoint, computation, guard, metrics
+from dpfy.training.update import check_optimizer
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
@@ -39,17 +39,21 @@ def guarantee(training: PrivateTraining) -> Guarantee:
 def identity(training: PrivateTraining) -> dict[str, Any]:
     """Everything a resumed run must share with the run it resumes: else the same noise would meet other gradients."""
     randomness = training.folder.randomness
-    shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in trainable(training.model).items()]
+    model = training.model
+    shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters() if p.requires_grad]
+    rule = training.rule
     data = "".join(randomness.tag("data", bytes(piece)) for piece in training.records.content())
     return {
         "plan": training.plan.fingerprint(),
         "data": randomness.tag("records", data.encode()),
-        "model": randomness.tag("model", "\n".join([type(training.model).__name__, *shapes]).encode()),
+        "model": randomness.tag("model", "\n".join([type(model).__name__, *shapes, computation.of_model(model)]).encode()),
         "optimizer": f"{type(training.optimizer).__name__} {_hyperparameters(training)}",
         "engine": training.engine.name,
         "physical batch": f"{training.physical_batch} {training.runtime.padded}",
         "device": training.device.type,
-        "average": training.rule.averaging.decay,
+        "average": rule.averaging.decay,
+        "schedule": randomness.tag("schedule", repr(training._factors).encode()),
+        "projection": randomness.tag("projection", computation.of_function(rule.project).encode()),
         "torch": f"{torch.__version__} {torch.get_num_threads()} threads",
         "vector code": f"numpy {np.__version__} {torch.backends.cpu.get_cpu_capability()}",
         "noise": _noise_maker(training.device),
@@ -67,7 +71,9 @@ def restore_or_begin(training: PrivateTraining) -> None:
     if not file.is_file():
         if training.folder.begun:
             raise Corrupt("checkpoint/state.safetensors", "is missing though steps were made: start a new run")
+        check_optimizer(training.model, training.optimizer, empty=not training.rule.public_state)
         training.identity = identity(training)
+        training._sealed = guard.seal(training.model, training.folder.randomness)
         save(training)
         return
     snapshot = checkpoint.read(file, training.folder.randomness)
@@ -76,7 +82,7 @@ def restore_or_begin(training: PrivateTraining) -> None:
     training.identity = identity(training)
     for key, value in snapshot.facts["identity"].items():
         if training.identity.get(key) != value:
-            secret = key in ("data", "model", "plan")
+            secret = key in ("data", "model", "plan", "schedule", "projection")
             shown = f"another {key}" if secret else training.identity.get(key)
             rule = "must be what the run was started with" + ("" if secret else f": {value}")
             raise InvalidInput(f"resume {key}", shown, rule)
@@ -91,8 +97,8 @@ def save(training: PrivateTraining) -> None:
         "model": _weights(training),
         "optimizer": tensors,
         "average": training.average,
-        "noise": training.noise_state,
-        "random": _generators(training.device),
+        "noise": training._noise_state,
+        "random": training._random if training._pieces is not None else generators(training.device),
     }
     named = {f"{prefix}.{name}": t for prefix, part in parts.items() for name, t in part.items()}
     facts = {
@@ -101,8 +107,14 @@ def save(training: PrivateTraining) -> None:
         "rates": training._base_rates,
         "physical": training.physical_batch,
         "clip": CODEC.encode(training.clip),
+        "still": training._sealed,
+        "rates made": training._rates_made,
+        "recorded": sorted(training._recorded),
+        "computed": training._computed,
     }
     checkpoint.write(training.folder.state, checkpoint.Snapshot(training.steps_done, facts, named), training.folder.randomness)
+    if training._journal is not None:
+        training._journal.forget(training.steps_done)
 
 
 def _load(training: PrivateTraining, snapshot: checkpoint.Snapshot) -> None:
@@ -117,14 +129,19 @@ def _load(training: PrivateTraining, snapshot: checkpoint.Snapshot) -> None:
         training.optimizer.load_state_dict(optimizer)
     except (KeyError, RuntimeError, ValueError) as problem:
         raise Corrupt("checkpoint/state.safetensors", f"does not fit this model ({problem})") from None
-    training.noise_state = {name: t.to(training.device) for name, t in snapshot.part("noise").items()}
+    training._noise_state = {name: t.to(training.device) for name, t in snapshot.part("noise").items()}
     training._base_rates = list(snapshot.facts["rates"])
-    training.clip = CODEC.decode(snapshot.facts["clip"])
-    training.steps_done = snapshot.step
-    generators = snapshot.part("random")
-    torch.set_rng_state(generators["cpu"])
-    if "device" in generators:
-        torch.cuda.set_rng_state(generators["device"], training.device)
+    training._clip = CODEC.decode(snapshot.facts["clip"])
+    training._steps_done = snapshot.step
+    training._sealed = guard.seal(training.model, training.folder.randomness)
+    if training._sealed != snapshot.facts["still"]:
+        raise Corrupt("checkpoint/state.safetensors", "holds a buffer or frozen weight that changed in training: start a new run")
+    training._rates_made = [(step, rates) for step, rates in snapshot.facts["rates made"]]
+    training._recorded, training._computed = set(snapshot.facts["recorded"]), dict(snapshot.facts["computed"])
+    positions = snapshot.part("random")
+    torch.set_rng_state(positions["cpu"])
+    if "device" in positions:
+        torch.cuda.set_rng_state(positions["device"], training.device)
 
 
 def _weights(training: PrivateTraining) -> dict[str, Tensor]:
@@ -134,7 +151,7 @@ def _weights(training: PrivateTraining) -> dict[str, Tensor]:
     return {name: t.detach() for name, t in named.items()}
 
 
-def _generators(device: torch.device) -> dict[str, Tensor]:
+def generators(device: torch.device) -> dict[str, Tensor]:
     """Positions of torch's own generators (dropout and the like): not privacy, but exactness."""
     found = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":

@@ -80,7 +80,7 @@ def walk(card, ledger, plan):
     rows = {row["what"]: row for row in card["accounting"]["assumptions"]}
     assert set(rows) >= {"sampling", "contribution", "noise"}
     assert (rows["sampling"]["holds"] == "yes") == sampled_as_assumed
-    assert all(row["holds"] in ("yes", "no", "nearly") for row in rows.values())
+    assert all(row["holds"] in ("yes", "no", "nearly", "stated") for row in rows.values())
     known = numbers.unsampled(ledger.event())
     beside = card["accounting"]["without_amplification"]
     if known == ledger.event():
