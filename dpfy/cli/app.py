@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -68,4 +69,9 @@ def about(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and exit with its status. Errors are one line on standard error."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    sys.exit(boundary.run(typer.main.get_command(app), given))
+    sys.exit(boundary.run(_command(), given))
+
+
+@cache
+def _command() -> Any:
+    return typer.main.get_command(app)

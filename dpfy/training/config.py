@@ -200,7 +200,8 @@ def make(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> JobC
         section, _, name = key.partition(".")
         if value is not None:
             for other in EXCLUSIVE.get(key, ()):
-                merged[section].pop(other, None)
+                if flags.get(f"{section}.{other}") is None:
+                    merged[section].pop(other, None)
             merged[section][name] = value
     return JobConfig(**{name: SECTIONS[name](**_listed(values)) for name, values in merged.items()})
 
