@@ -11,6 +11,7 @@ from dpfy.cli.answer import out as say
 from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.target import save, target
+from dpfy.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dpfy.training.audit_job import Evidence
@@ -49,7 +50,7 @@ def mechanism(
     from dpfy.audit import finished
     from dpfy.training.stream_audit import StreamFacts, audited
 
-    _drawable(plot)
+    _check(confidence, plot, canaries)
     facts = StreamFacts(noise_multiplier, sampling_rate, steps, epochs, bands, delta)
     found = audited(facts, canaries, insecure_seed)
     verdict, others, seen, family, shape = finished.of_stream(found, confidence)
@@ -78,7 +79,6 @@ def train(
 ) -> None:
     """Train a configuration with canaries in it, then audit the run. It is a training like any other, and billed like any other."""
     from dpfy.audit.whitebox import fair_coins
-    from dpfy.core.errors import InvalidInput
     from dpfy.training import audit_job
     from dpfy.training import config as configuration
     from dpfy.training.state import fresh_path
@@ -90,7 +90,7 @@ def train(
         "training.batch_size": batch_size,
         "training.steps": steps,
     }
-    _drawable(plot)
+    _check(confidence, plot, canaries)
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
     folder = out or fresh_path()
@@ -121,7 +121,7 @@ def _run(folder: Path, confidence: float, plot: Path | None, as_json: bool) -> N
     from dpfy.audit import finished
     from dpfy.training import audit_job
 
-    _drawable(plot)
+    _check(confidence, plot)
     seen = audit_job.evidence(folder)
     verdict, others, scores, family = _judged(seen, confidence)
     answer = finished.record(verdict, others, scores, family) | {"run": str(folder), "attack": seen.attack}
@@ -174,7 +174,16 @@ def selftest(
     raise typer.Exit(0 if good else 1)
 
 
-def _drawable(plot: Path | None) -> None:
+MOST_CANARIES = 2**20
+
+
+def _check(confidence: float, plot: Path | None, canaries: int = MOST_CANARIES) -> None:
+    """Refuse before the work what would fail after it."""
+    from dpfy.core import check
+
+    if check.inside_unit("--confidence", confidence) > 1 - 1e-9:
+        raise InvalidInput("--confidence", confidence, "must be at most 1 - 1e-9")
+    check.integer("--canaries", canaries, least=10, most=MOST_CANARIES)
     if plot is not None:
         target("--plot", plot, {".svg": (b"<?xml",)})
 

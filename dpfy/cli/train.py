@@ -98,7 +98,7 @@ def train(
 
 def _whole(text: str | None) -> int | str | None:
     """A number where the text is one."""
-    return int(text) if text is not None and text.isdigit() else text
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 30 else text
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dpfy.core import check, reading
-from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.participation import Poisson
 from dpfy.core.random import Randomness
 from dpfy.core.storage import write_atomically
@@ -160,11 +160,21 @@ def evidence(folder: Path) -> Evidence:
     if attack == "white-box" and "projections" not in held:
         raise InvalidInput("run", str(folder), "is unfinished; resume it with dpfy audit train --resume")
     plan = load_plan(folder)
-    if attack == "white-box":
-        return Evidence(plan, attack, included, projections=held["projections"].astype(np.float64))
-    return Evidence(
-        plan, attack, included, margins=_margins(folder, *(torch.from_numpy(held[k]) for k in ("features", "labels")))
-    )
+    try:
+        if attack == "white-box":
+            seen = held["projections"].astype(np.float64)
+            found = Evidence(plan, attack, included, projections=seen)
+        else:
+            seen = _margins(folder, *(torch.from_numpy(held[k]) for k in ("features", "labels")))
+            found = Evidence(plan, attack, included, margins=seen)
+    except (DpfyError, MemoryError):
+        raise
+    except Exception as problem:  # damaged arrays and weights raise a dozen types from three libraries
+        raise Corrupt(FILE, f"canaries, model and configuration do not fit each other ({type(problem).__name__})") from None
+    rows = (plan.recipe.steps,) if attack == "white-box" else ()
+    if seen.shape != (*rows, *included.shape) or not np.isfinite(seen).all() or len(set(included.tolist())) != 2:
+        raise Corrupt(FILE, "holds no canaries of this run, or none that were in, or none that were out")
+    return found
 
 
 def _held(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import reading
-from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.data.records import Records
@@ -30,6 +30,8 @@ from dpfy.training.update import Update
 RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000, "digits": 1_438, "adult": 24_130, "shakespeare": 6_917}
 """Training records of data sets whose size is public knowledge, with the default share held out."""
 
+TEXT = ("text", "shakespeare")
+"""Sequences of symbols: none of the models by name reads them."""
 DEFAULT_EPSILON = 3.0
 DEFAULT_STEPS = 120
 
@@ -46,6 +48,9 @@ class Outcome:
 
 def plan_of(config: JobConfig) -> Plan:
     """The plan of a job, made without a look at its data."""
+    if config.data.kind in TEXT:
+        what = f"training a model by name on data of kind {config.data.kind!r}"
+        raise Unsupported(what, "train a language model of your own with dpfy.fit: examples/text.py")
     privacy, training = config.privacy, config.training
     split = config.data.test_fraction == DataConfig.test_fraction
     records = privacy.records or (RECORDS.get(config.data.kind) if split else None)

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import storage
+from dpfy.core import reading, storage
 from dpfy.core.codec import number
+from dpfy.core.errors import Corrupt
 
 FILE = "metrics.jsonl"
 
@@ -17,7 +18,11 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     file = folder / FILE
     if not file.is_file():
         return []
-    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines = reading.text(FILE, file).splitlines(keepends=True)
+    found = [reading.parsed_json(FILE, line) for line in lines if line.endswith("\n")]
+    if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in found):
+        raise Corrupt(FILE, "holds a line that is no row of metrics")
+    return found
 
 
 def last_step(folder: Path) -> int:

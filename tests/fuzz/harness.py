@@ -23,6 +23,8 @@ SECONDS = 20.0
 PATIENCE = 90.0
 """Time on the clock, for a machine that does other work: a case that waits for a pipe uses no processor."""
 MEMORY = 4 << 30
+PROGRESS = "training "
+"""How a line of progress begins."""
 BUGS = re.compile(r"Traceback|internal error|not enough memory|Exception ignored|File \"[^\"]+\", line \d+")
 
 Snapshot = dict[str, tuple[int, ...]]
@@ -170,7 +172,7 @@ def judged(case: Case, found: dict[str, Any], touched: list[str]) -> Iterator[st
     if asked and (problem := not_one_object(out)):
         yield f"--json: {problem}: {out[:200]!r}"
     if status == 2 and not helped and not asked_for_help(out):
-        if len([line for line in err.splitlines() if line.strip()]) != 1:
+        if len([line for line in err.splitlines() if line.strip() and not line.startswith(PROGRESS)]) != 1:
             yield f"a refusal is one line: {err[:300]!r}"
         if out and not asked:
             yield f"a refusal says nothing on standard output: {out[:200]!r}"
