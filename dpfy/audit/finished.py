@@ -14,6 +14,7 @@ from dpfy.audit.bounds import Scores, by_accuracy
 from dpfy.audit.families import ClaimedFamily, Family, GaussianFamily
 from dpfy.audit.verdict import LowerBound, Verdict
 from dpfy.audit.whitebox import Claim, Observed, audit, ratio
+from dpfy.core.ledger import Ledger
 from dpfy.core.storage import write_atomically
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def record(verdict: Verdict, others: list[LowerBound], seen: Scores, family: Fam
 
 
 def write(folder: Path, answer: dict[str, Any], seen: Scores, family: Family) -> None:
-    """Leave audit.json and audit.svg in the run folder; the report shows them."""
+    """Leave audit.json and audit.svg in the run folder; the report shows them, and the ledger holds their hashes."""
     write_atomically(folder / FILE, (json.dumps(answer, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
     picture = plot.roc_svg(seen, family.tradeoff(family.claim), "attacker against the claimed trade-off")
     write_atomically(folder / PICTURE, picture)
+    if (ledger := Ledger.read(folder / "ledger.jsonl")).book.finish is not None:
+        ledger.attach((FILE, PICTURE))

@@ -22,6 +22,7 @@ from dpfy.cli import (
     inspect,
     report,
     reproduce,
+    sign,
     train,
     verify,
 )
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("verify")(verify.verify)
+app.command("sign")(sign.sign)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.command("inspect")(inspect.inspect)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dpfy.cli.answer import tell
+
 
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run, or a privacy.json.")],
@@ -22,12 +24,10 @@ def report(
     from dpfy.report import publish
 
     written = publish.publish(run, form)
-    if form == "json":
-        print(written.text, end="")
-    elif as_json:
-        print(json.dumps({"run": run.name, "format": form, "file": str(written.file)}))
+    if written.file is None:
+        tell(json.loads(written.text), written.text.rstrip("\n"), as_json=as_json)
     else:
-        print(written.file)
+        tell({"run": run.name, "format": form, "file": str(written.file)}, str(written.file), as_json=as_json)
     if show and written.file is not None:
         import webbrowser
 

@@ -1,34 +1,39 @@
-"""`dpfy verify`: recompute the guarantee of a finished run and check every hash."""
+"""`dpfy verify`: recompute the guarantee of a finished run, check every hash, and who signed it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dpfy.cli.answer import one_line, tell
+
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or a privacy.json by itself.")],
+    run: Annotated[
+        Path, typer.Argument(help="The folder of a finished run; or a privacy.json, or a ledger (.jsonl), by itself.")
+    ],
+    key: Annotated[list[Path] | None, typer.Option(help="Public key (PEM) that must have signed; may be repeated.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="A published head that the ledger must extend: 64 hex digits, or a file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check a finished run from outside.
 
     Recomputes every number of the card from the ledger with the accountant of the run, and asks a second, independent one; checks the
-    hash chain of the ledger, the digest and schema of the card, the hashes of model, plan, configuration and metrics, that they belong
-    together, that the pages say what the card says, and that the run's secrets are erased. Of a card by itself, what can be checked
-    without the run is checked. Exit status 0: everything holds. 1: something does not; the line names the file and the field.
+    hash chain of the ledger, that card and plan state what was reserved before the data was read, the hashes of card, model, pages and
+    all other files, that no audit contradicts the claim, and that the run's secrets are erased. This shows that the files agree with
+    each other; who answers for them is checked with --key, and what a witness saw during the run with --head. Exit status 0:
+    everything holds. 1: something does not; the line names the file and the field.
     """
     from dpfy.report.verify import verify as check_run
 
-    findings = check_run(run)
+    findings = check_run(run, keys=key or (), head=head)
     good = all(f.holds for f in findings)
-    if as_json:
-        rows = [{"check": f.what, "holds": f.holds, "detail": f.detail} for f in findings]
-        print(json.dumps({"run": run.name, "verified": good, "checks": rows}))
-    else:
-        for f in findings:
-            print(f"{'ok    ' if f.holds else 'FAILED'} {f.what}: {f.detail}")
-        print(f"{run.name}: {'verified' if good else 'NOT verified'}")
+    rows = [{"check": f.what, "holds": f.holds, "detail": f.detail} for f in findings]
+    lines = [f"{'ok    ' if f.holds else 'FAILED'} {f.what}: {f.detail}" for f in findings]
+    lines.append(f"{run.name}: {'verified' if good else 'NOT verified'}")
+    tell({"run": run.name, "verified": good, "checks": rows}, [one_line(line) for line in lines], as_json=as_json)
     raise typer.Exit(0 if good else 1)

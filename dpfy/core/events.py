@@ -280,6 +280,27 @@ CODEC = Codec(
 )
 
 
+def decode(data: object) -> Event:
+    """The event whose JSON form is `data`, whole down to its leaves; anything else is :class:`InvalidInput`."""
+    try:
+        event = CODEC.decode(data)
+        _check_tree(event)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as problem:
+        if isinstance(problem, InvalidInput):
+            raise
+        raise InvalidInput("event", data, f"cannot be read ({type(problem).__name__})") from None
+    found: Event = event
+    return found
+
+
+def _check_tree(node: object) -> None:
+    if type(node) not in CODEC.names:
+        raise InvalidInput("event", node, "must be an event")
+    for part in node.events if isinstance(node, Composed) else [node.event] if hasattr(node, "event") else []:
+        _check_tree(part)
+    hash(node)  # what holds a list or an object in place of a number
+
+
 def flatten(event: Event) -> list[tuple[Event, int]]:
     """The event as a list of (leaf, count) with repetition and composition multiplied out and equal leaves merged."""
     counts: dict[Event, int] = {}

@@ -1,32 +1,30 @@
 """The ledger: what may be spent is written down, durably, before any data is read. Append-only, hash-chained, locked.
 
-One line is ``{"body": {...}, "hash": h, "previous": p}`` in canonical JSON, where h is the SHA-256 of p and the body. The first body
-is the header (unit, adjacency, budget). A run folder holds its own ledger; a data set may have one across runs, with a budget.
+The first line is the header (unit, adjacency, budget). A run folder holds its own ledger; a data set may have one across runs, with
+a budget. How lines are chained and made durable is in `chain`, what they may say in `book`, how one process excludes others in `lock`.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpfy.core import check, events
+from dpfy.core import chain, check, events
+from dpfy.core.book import VERSION, Book, Permit
+from dpfy.core.chain import Chain
 from dpfy.core.codec import canonical
-from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput
+from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput
 from dpfy.core.guarantee import Accountant, Guarantee
-from dpfy.core.storage import sync_folder
+from dpfy.core.lock import hold, locked
+from dpfy.core.storage import sha256_of, sync_folder
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
-VERSION = 1
-ORIGIN = "0" * 64
+__all__ = ["VERSION", "Budget", "Ledger", "Permit", "hold"]
 
 
 class Budget(Protocol):
@@ -39,34 +37,18 @@ class Budget(Protocol):
         """The terms of the budget, for the ledger's header."""
 
 
-@dataclass(frozen=True)
-class Permit:
-    """The right to make `uses` releases of `event`, already written in the ledger as `entry`."""
-
-    name: str
-    event: events.Event
-    uses: int
-    entry: str
-
-    def check(self, step: int) -> None:
-        """Refuse a release beyond what was reserved."""
-        if not 0 <= step < self.uses:
-            raise InvalidInput("step", step, f"the permit {self.name!r} covers {self.uses} releases, steps 0 to {self.uses - 1}")
-
-
 @dataclass
 class Ledger:
     """An append-only file of reservations.
 
     Guarantees: `reserve` returns only after the entry is on disk, so a crash can only over-report; entries are chained by hash, so a
-    changed or removed byte is found; all of one file's requests pass one lock, so two processes cannot spend the same budget.
+    changed or removed byte is found; all of one file's requests pass one lock, so two processes cannot spend the same budget. What
+    its lines may say is checked whenever they are read: a reservation given back after it had begun, or a second end, is `Corrupt`.
     """
 
     path: Path
-    unit: Unit
-    adjacency: Adjacency
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    head: str = ORIGIN
+    chain: Chain = field(default_factory=Chain)
+    book: Book = field(default_factory=Book)
 
     @classmethod
     def open(
@@ -76,9 +58,9 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         terms = {"unit": {"name": unit.name, "most_records": unit.most_records}, "adjacency": adjacency.value}
         terms["budget"] = budget.to_json() if budget else None  # type: ignore[assignment]
-        with _locked(path, wait=True) as handle:
-            ledger = cls(path, unit, adjacency)
-            ledger._load(handle, repair=True)
+        ledger = cls(path)
+        with locked(path, wait=True) as handle:
+            ledger._load(handle)
             if not ledger.bodies:
                 header = {"type": "ledger", "version": VERSION, "ledger": secrets.token_hex(8), **terms}
                 ledger._append(handle, header)
@@ -88,62 +70,110 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path) -> Ledger:
-        """Read and check a ledger without changing it: every line, every hash."""
-        if not path.is_file():
-            raise Corrupt(path.name, "the ledger is missing")
-        text = path.read_bytes()
-        bodies, head = _parse(path.name, text)
-        if not bodies:
+        """Read and check a ledger without changing it: every line, every hash, every rule."""
+        held = chain.read(path)
+        if not held.bodies:
             raise Corrupt(path.name, "the ledger is empty")
-        header = bodies[0]
-        unit = Unit(**header["unit"])
-        return cls(path, unit, Adjacency.parse(header["adjacency"]), bodies, head)
+        return cls(path, held, Book.of(path.name, held.bodies))
 
-    def reserve(self, name: str, event: events.Event, uses: int = 1, *, budget: Budget | None = None) -> Permit:
-        """Write down `uses` releases of `event` and return the right to make them. Call before reading any data.
+    @property
+    def unit(self) -> Unit:
+        """Whose data is protected."""
+        return self.book.unit
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Which change of the data is hidden."""
+        return self.book.adjacency
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        """Every line, as it stands in the file this object last read."""
+        return self.chain.bodies
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line, and through it of all of them: publish it, and no line can be exchanged unseen."""
+        return self.chain.head
+
+    @property
+    def basis(self) -> dict[str, Any]:
+        """Head and number of the lines before the end of the run: what its card is computed from."""
+        before = [n for n, b in enumerate(self.bodies) if b["type"] == "finish"]
+        count = before[0] if before else len(self.bodies)
+        return {"head": self.chain.heads[count - 1], "entries": count}
+
+    def extends(self, head: str) -> bool:
+        """Whether these lines, or the first of them, are those whose head was published as `head`."""
+        return head in self.chain.heads
+
+    def reserve(
+        self,
+        name: str,
+        event: events.Event,
+        uses: int = 1,
+        *,
+        budget: Budget | None = None,
+        claim: Mapping[str, Any] | None = None,
+        returnable: bool = False,
+    ) -> Permit:
+        """Write down `uses` releases of `event`, with the `claim` made about them, and return the right to make them.
+
+        Call before reading any data. A `returnable` reservation can be given back by `void` as long as it has not begun; its permit
+        allows no release before `begin`. Every other one is spent from now on.
 
         Guarantees: durable on return; refused with BudgetExceeded, and nothing written, if the ledger's budget does not allow it.
         A ledger with a budget takes no reservation without that same budget.
         """
         check.integer("uses", uses)
-        with _locked(self.path, wait=True) as handle:
-            self._load(handle, repair=True)
+        entry = secrets.token_hex(8)
+        body = {"type": "reserve", "entry": entry, "name": name, "event": events.CODEC.encode(event), "uses": uses}
+        body |= {"claim": dict(claim or {}), "returnable": returnable, "time": int(time.time())}
+        with locked(self.path, wait=True) as handle:
+            self._load(handle)
             if (budget.to_json() if budget else None) != self.terms:
                 raise InvalidInput("budget", budget and budget.to_json(), f"{self.path.name} was created with {self.terms}")
             if budget and (refusal := budget.why_not(self.spent(), events.Repeated(event, uses), self.adjacency)):
                 raise BudgetExceeded(f"{self.path.name}: {refusal}")
-            entry = secrets.token_hex(8)
-            body = {"type": "reserve", "entry": entry, "name": name, "event": events.CODEC.encode(event), "uses": uses}
-            self._append(handle, body | {"time": int(time.time())})
-        return Permit(name, event, uses, entry)
+            self._append(handle, body)
+        return self.book.reserved[entry]
+
+    def begin(self, permit: Permit) -> Permit:
+        """Write down that releases under a returnable reservation will now be made; the permit that allows them. Safe to call again."""
+        with locked(self.path, wait=True) as handle:
+            self._load(handle)
+            if permit.entry not in self.book.begun:
+                self._append(handle, {"type": "begun", "entry": permit.entry})
+        return self.book.reserved[permit.entry]
 
     def void(self, permit: Permit, reason: str) -> None:
-        """Give back a reservation under which nothing was released, and never can be: its run's secret is already destroyed."""
-        if permit.entry not in {p.entry for p in self.permits()}:
-            raise InvalidInput("permit", permit.entry, f"is not an open reservation of {self.path.name}")
-        with _locked(self.path, wait=True) as handle:
-            self._load(handle, repair=True)
-            self._append(handle, {"type": "void", "entry": permit.entry, "reason": reason})
+        """Give back a returnable reservation that has not begun: nothing was released, and its run's secret is already destroyed."""
+        self._write({"type": "void", "entry": permit.entry, "reason": reason})
+
+    def finish(self, permit: Permit, *, steps: int, card: str, files: Mapping[str, str]) -> None:
+        """Write the one end of the run: SHA-256 of its card and of its files. Safe to call again with the same."""
+        body = {"type": "finish", "entry": permit.entry, "steps": steps, "card": card, "files": dict(files)}
+        with locked(self.path, wait=True) as handle:
+            self._load(handle)
+            if self.book.finish != body:
+                self._append(handle, body)
+
+    def attach(self, names: Iterable[str]) -> None:
+        """Write the SHA-256 of files that were added to the finished run beside this ledger, those of an audit for one."""
+        self._write({"type": "attach", "files": {name: sha256_of(self.path.parent / name) for name in names}})
 
     def note(self, kind: str, **facts: Any) -> None:
-        """Append a fact that spends nothing (a run's end, a resumption)."""
-        if kind in ("ledger", "reserve", "void"):
-            raise InvalidInput("note", kind, "headers, reservations and their return are not notes")
-        with _locked(self.path, wait=True) as handle:
-            self._load(handle, repair=True)
-            self._append(handle, {"type": kind, **facts})
+        """Append a fact for readers. Nothing is computed from notes: what changes a bill is part of the claim of a reservation."""
+        self._write({"type": "note", "kind": kind, "facts": facts})
 
     @property
     def terms(self) -> dict[str, Any] | None:
         """The budget this ledger was created with, as JSON; None for a ledger that only records."""
-        budget: dict[str, Any] | None = self.bodies[0]["budget"]
-        return budget
+        return self.book.budget
 
     def permits(self) -> list[Permit]:
-        """Every reservation so far, as it stands in the file this object last read."""
-        void = {b["entry"] for b in self.bodies if b["type"] == "void"}
-        rows = [b for b in self.bodies if b["type"] == "reserve" and b["entry"] not in void]
-        return [Permit(b["name"], events.CODEC.decode(b["event"]), b["uses"], b["entry"]) for b in rows]
+        """Every reservation so far, less those given back, as they stand in the file this object last read."""
+        return self.book.permits()
 
     def spent(self) -> list[events.Event]:
         """Every reservation as an event with its count."""
@@ -160,99 +190,36 @@ class Ledger:
 
     def refresh(self) -> None:
         """Read again what other processes may have appended."""
-        with _locked(self.path, wait=True) as handle:
-            self._load(handle, repair=False)
+        with locked(self.path, wait=True) as handle:
+            self._load(handle)
 
-    def _load(self, handle: int, *, repair: bool) -> None:
-        text = _read_all(handle)
-        if repair:
-            text = _mend_tail(handle, text)
-        self.bodies, self.head = _parse(self.path.name, text)
+    def _write(self, body: dict[str, Any]) -> None:
+        with locked(self.path, wait=True) as handle:
+            self._load(handle)
+            self._append(handle, body)
+
+    def _load(self, handle: int) -> None:
+        self.chain = chain.load(self.path, handle)
+        self.book = Book.of(self.path.name, self.chain.bodies)
 
     def _append(self, handle: int, body: dict[str, Any]) -> None:
-        line, head = _line(self.head, body)
-        start = os.lseek(handle, 0, os.SEEK_END)
+        """Write a line that the rules allow, judged on what the file holds now."""
+        written = _as_written(body)
+        self.book.add(written)
         try:
-            view = memoryview(line)
-            while view:
-                view = view[os.write(handle, view) :]
-            os.fsync(handle)
-        except OSError:
-            os.ftruncate(handle, start)  # a full disk leaves the ledger as it was
+            chain.append(self.path, handle, self.chain, written)
+        except BaseException:
+            self.book = Book.of(self.path.name, self.bodies)
             raise
-        self.bodies.append(body)
-        self.head = head
 
 
-@contextmanager
-def hold(path: Path, what: str) -> Iterator[None]:
-    """Hold `path` for this process alone, or raise `Busy`: two processes must not train in one run folder."""
-    with _locked(path, wait=False, what=what):
-        yield
-
-
-@contextmanager
-def _locked(path: Path, *, wait: bool, what: str = "") -> Iterator[int]:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+def _as_written(body: dict[str, Any]) -> dict[str, Any]:
+    """The body as a reader will find it."""
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise Busy(f"{what}: another process is using it; wait for it to end or choose another folder") from None
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _read_all(handle: int) -> bytes:
-    os.lseek(handle, 0, os.SEEK_SET)
-    parts = []
-    while part := os.read(handle, 1 << 20):
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _mend_tail(handle: int, text: bytes) -> bytes:
-    """Deal with a last line that a crash cut short: it was never durable, so nothing was released under it."""
-    if not text or text.endswith(b"\n"):
-        return text
-    whole, _, tail = text.rpartition(b"\n")
-    whole = whole + b"\n" if whole else b""
-    try:
-        _parse("ledger", whole + tail + b"\n")
-    except Corrupt:
-        os.ftruncate(handle, len(whole))
-    else:
-        whole = whole + tail + b"\n"
-        os.lseek(handle, 0, os.SEEK_END)
-        os.write(handle, b"\n")
-    os.fsync(handle)
-    return whole
-
-
-def _line(previous: str, body: dict[str, Any]) -> tuple[bytes, str]:
-    head = hashlib.sha256((previous + canonical(body)).encode()).hexdigest()
-    return (canonical({"body": body, "hash": head, "previous": previous}) + "\n").encode(), head
-
-
-def _parse(name: str, text: bytes) -> tuple[list[dict[str, Any]], str]:
-    if text and not text.endswith(b"\n"):
-        raise Corrupt(name, "the last line is cut short")
-    bodies: list[dict[str, Any]] = []
-    head = ORIGIN
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
-        try:
-            body = json.loads(line)["body"]
-            expected, new_head = _line(head, body)
-        except (ValueError, KeyError, TypeError):
-            raise Corrupt(name, f"line {number} is not a ledger entry") from None
-        if expected != line:
-            raise Corrupt(name, f"line {number} does not match its hash: it was changed, or a line before it was removed")
-        bodies.append(body)
-        head = new_head
-    if bodies and (bodies[0].get("type") != "ledger" or bodies[0].get("version") != VERSION):
-        raise Corrupt(name, f"the first line is not the header of a version {VERSION} ledger")
-    return bodies, head
+        read: dict[str, Any] = json.loads(canonical(body))
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidInput(str(body.get("type")), body, "must be made of what JSON can hold") from None
+    return read
 
 
 def _same_terms(path: Path, header: dict[str, Any], terms: dict[str, Any]) -> None:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dpfy.core import check
+from dpfy.core.errors import InvalidInput
+
+MOST_NAME = 80
 
 
 class Adjacency(str, Enum):
@@ -41,8 +44,8 @@ class Unit:
     most_records: int = 1
 
     def __post_init__(self) -> None:
-        if not self.name.strip():
-            check.one_of("unit.name", self.name, ["example", "user", "label"])
+        if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable() or len(self.name) > MOST_NAME:
+            raise InvalidInput("unit.name", self.name, f"must be 1 to {MOST_NAME} printable characters: example, user, label")
         check.integer("unit.most_records", self.most_records)
 
 

@@ -6,7 +6,6 @@ The first word of a reservation's name says what it was for: training, tuning, s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpfy.core import events
@@ -31,30 +30,26 @@ def kind_of(name: str) -> str:
     return word if word in KINDS else OTHER
 
 
-def event_of(permits: Sequence[Permit]) -> events.Event:
-    """These reservations composed, as the ledger composes them."""
-    return events.Composed(tuple(events.Repeated(p.event, p.uses) for p in permits))
-
-
 def of_kinds(ledger: Ledger, *kinds: str) -> list[Permit]:
     """The reservations of these kinds."""
     return [p for p in ledger.permits() if kind_of(p.name) in kinds]
 
 
-def table(ledger: Ledger, bill: numbers.Bill, earned: Callable[[Permit], events.Event]) -> dict[str, Any]:
-    """The uses covered, one row a reservation with its own epsilon (of what it has earned), and those not covered, with the reason."""
+def event_of_kinds(ledger: Ledger, *kinds: str) -> events.Event:
+    """The reservations of these kinds composed, as the ledger composes them."""
+    return events.Composed(tuple(events.Repeated(p.event, p.uses) for p in of_kinds(ledger, *kinds)))
+
+
+def table(ledger: Ledger, bill: numbers.Bill, *, shared: bool) -> dict[str, Any]:
+    """The uses covered, one row a reservation with its own epsilon, and those not covered, with the reason."""
     permits = ledger.permits()
     seen = {kind_of(p.name) for p in permits}
     missing = [_missing(kind) for kind in KINDS if kind not in seen]
-    return {"covered": [_row(p, bill, earned(p)) for p in permits], "not_covered": [*missing, _elsewhere(shared(ledger))]}
+    return {"covered": [_row(p, bill) for p in permits], "not_covered": [*missing, _elsewhere(shared)]}
 
 
-def shared(ledger: Ledger) -> bool:
-    """Whether the run is also billed to a ledger of its data set."""
-    return any(b["type"] == "shared-ledger" for b in ledger.bodies)
-
-
-def _row(permit: Permit, bill: numbers.Bill, event: events.Event) -> dict[str, Any]:
+def _row(permit: Permit, bill: numbers.Bill) -> dict[str, Any]:
+    event = events.Repeated(permit.event, permit.uses)
     return {
         "kind": kind_of(permit.name),
         "name": permit.name,

@@ -11,17 +11,21 @@ from typing import Any
 
 from dpfy import __version__
 from dpfy.core import events
+from dpfy.core.book import VERSION, Book
+from dpfy.core.chain import Chain
 from dpfy.core.errors import Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.unit import Adjacency, Unit
+from dpfy.core.unit import Adjacency
+from dpfy.plan.claim import ENTROPY, FIXED
 from dpfy.plan.recipe import Plan
-from dpfy.report import assumptions, numbers
+from dpfy.report import accesses, assumptions, numbers
 from dpfy.report import card as cards
 
 TOLERANCE = 1e-6
 APART = 1.05
 TIGHT = ("tight", "pld")
 TRUST = "central"
+NOBODY = "0" * 16
 PROSE = {"statement", "words", "meaning", "why", "sentences", "theorem", "assumed", "done", "released", "command", "absent", "warnings",
          "protection_words", "sampling_words"}  # fmt: skip
 """Wording may change from version to version, numbers may not."""
@@ -33,18 +37,24 @@ def same_version(card: dict[str, Any]) -> bool:
 
 
 def stated_ledger(card: dict[str, Any]) -> Ledger:
-    """The ledger that a card says it was computed from, in memory."""
-    unit = Unit(card["unit"]["name"], card["unit"]["most_records"])
+    """The ledger that a card says it was computed from, in memory; `Corrupt` where it could not be one."""
+    billed = any(row["kind"] == "other runs" and "this run alone" in row["absent"] for row in card["accesses"]["not_covered"])
+    note = card["accounting"]["sampling_note"]
+    claim = {
+        "plan": card["plan"],
+        "seed": FIXED if card["provenance"]["seed"] == cards.FIXED_SEED else ENTROPY,
+        "batches": {"done": note["done"], "most": note.get("most")} if "done" in note else None,
+        "shared": {"ledger": "", "entry": ""} if billed else None,
+    }
+    unit = {"name": card["unit"]["name"], "most_records": card["unit"]["most_records"]}
+    header = {"type": "ledger", "version": VERSION, "ledger": NOBODY, "unit": unit, "adjacency": card["adjacency"]["name"]}
     rows = [
-        {"type": "reserve", "entry": str(n), "name": row["name"], "event": row["event"], "uses": row["uses"]}
+        {"type": "reserve", "entry": f"{n:016x}", "name": row["name"], "event": row["event"], "uses": row["uses"], "time": 0}
+        | {"claim": claim if row["name"] == assumptions.TRAINING else {}, "returnable": False}
         for n, row in enumerate(card["accesses"]["covered"])
     ]
-    note = card["accounting"]["sampling_note"]
-    notes = [{"type": "sampling", **note}] if "done" in note else []
-    billed = any(row["kind"] == "other runs" and "this run alone" in row["absent"] for row in card["accesses"]["not_covered"])
-    across = [{"type": "shared-ledger"}] if billed else []
-    bodies = [{"type": "ledger", "budget": None}, *rows, *across, *notes]
-    return Ledger(Path("stated"), unit, Adjacency.parse(card["adjacency"]["name"]), bodies, card["ledger"]["head"])
+    bodies = [header | {"budget": None}, *rows]
+    return Ledger(Path(cards.NAME), Chain(bodies, [card["ledger"]["head"]] * len(bodies)), Book.of(cards.NAME, bodies))
 
 
 def derived(plan: Plan, ledger: Ledger, card: dict[str, Any]) -> dict[str, Any]:
@@ -111,10 +121,10 @@ def second_opinion(plan: Plan, ledger: Ledger, card: dict[str, Any]) -> tuple[st
 def _claimed(ledger: Ledger, card: dict[str, Any]) -> dict[str, tuple[dict[str, Any], events.Event]]:
     """Every epsilon of the card with the event it is about."""
     return {
-        "guarantee": (card["guarantee"], assumptions.sound_event(ledger)),
-        "formal.training": (card["formal"]["training"], assumptions.sound_part(ledger, "training")),
-        "formal.with_tuning": (card["formal"]["with_tuning"], assumptions.sound_part(ledger, "training", "tuning")),
-        "accounting.without_amplification": (card["accounting"]["without_amplification"], _known(ledger)),
+        "guarantee": (card["guarantee"], ledger.event()),
+        "formal.training": (card["formal"]["training"], accesses.event_of_kinds(ledger, "training")),
+        "formal.with_tuning": (card["formal"]["with_tuning"], accesses.event_of_kinds(ledger, "training", "tuning")),
+        "accounting.without_amplification": (card["accounting"]["without_amplification"], numbers.unsampled(ledger.event())),
     }
 
 
@@ -133,10 +143,6 @@ def _contradicts(accountant: str, name: str, stated: float, second: float) -> bo
     if accountant in TIGHT:
         return second < stated * (1 - TOLERANCE)
     return stated < second / APART if accountant == "rdp" else False
-
-
-def _known(ledger: Ledger) -> events.Event:
-    return assumptions.sound_event(ledger) if assumptions.foreign_sampling(ledger) else numbers.unsampled(ledger.event())
 
 
 @lru_cache(maxsize=64)

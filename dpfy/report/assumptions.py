@@ -1,7 +1,7 @@
 """What the accounting assumes, what was done, and whether they agree; and the guarantee without amplification beside it.
 
-dpfy samples by itself, so that the two agree by construction. Who forms batches elsewhere says so in the ledger, by
-``ledger.note("sampling", done="shuffled once, then read in order", most=EPOCHS)``; the headline is then the guarantee without
+dpfy samples by itself, so that the two agree by construction. Who forms batches elsewhere says so before the run,
+``Run(path, batches=ForeignBatches("shuffled once, then read in order", most=EPOCHS))``: the reservation is then made, and billed, without
 amplification, with `most` (may be left out) bounding the steps in which one unit takes part.
 """
 
@@ -11,62 +11,44 @@ from dataclasses import replace
 from typing import Any
 
 from dpfy import accounting
-from dpfy.core import events, participation
+from dpfy.core import participation
 from dpfy.core.codec import number
-from dpfy.core.errors import DpfyError
-from dpfy.core.ledger import Ledger, Permit
-from dpfy.plan.recipe import Plan
-from dpfy.report import accesses, numbers
+from dpfy.core.errors import Corrupt, DpfyError
+from dpfy.core.ledger import Ledger
+from dpfy.plan.claim import Claim
+from dpfy.report import numbers
 from dpfy.report.words import absent, participation_words
 
-NOTE = "sampling"
+TRAINING = "training"
 YES, NO, NEARLY, STATED = "yes", "no", "nearly", "stated"
 PUBLIC, NOTHING = "declared public", "nothing by the caller"
 
 
-def foreign_sampling(ledger: Ledger) -> dict[str, Any] | None:
-    """The ledger's last word on batches that were not formed as the plan says; None if there is none."""
-    notes = [b for b in ledger.bodies if b["type"] == NOTE]
-    return notes[-1] if notes else None
+def claim_of(ledger: Ledger) -> Claim:
+    """The claim with which the ledger of a run reserves its one training."""
+    found = [p for p in ledger.permits() if p.name == TRAINING]
+    if len(found) != 1:
+        raise Corrupt(ledger.path.name, f"reserves {len(found)} trainings where a run has one")
+    return Claim.from_json(found[0].claim)
 
 
-def stated_note(ledger: Ledger) -> dict[str, Any]:
-    """The same for the card: what it takes to compute the guarantee again from the card alone."""
-    foreign = foreign_sampling(ledger)
-    if foreign is None:
+def stated_note(claim: Claim) -> dict[str, Any]:
+    """Batches formed elsewhere, for the card: what it takes to compute the guarantee again from the card alone."""
+    if claim.batches is None:
         return absent("batches were formed by dpfy, as the plan says")
-    return {"done": str(foreign["done"])} | ({"most": foreign["most"]} if foreign.get("most") else {})
+    return {"done": claim.batches.done} | ({"most": claim.batches.most} if claim.batches.most else {})
 
 
-def sound_event(ledger: Ledger) -> events.Event:
-    """What the ledger reserves, less any amplification that the sampling really done does not earn."""
-    return sound_part(ledger, *accesses.KINDS, accesses.OTHER)
-
-
-def sound_part(ledger: Ledger, *kinds: str) -> events.Event:
-    """The same for some kinds of access only."""
-    return events.Composed(tuple(earned(ledger, permit) for permit in accesses.of_kinds(ledger, *kinds)))
-
-
-def earned(ledger: Ledger, permit: Permit) -> events.Event:
-    """One reservation with its count, less any amplification that the sampling really done does not earn."""
-    foreign = foreign_sampling(ledger)
-    if foreign is None or accesses.kind_of(permit.name) != "training":
-        return events.Repeated(permit.event, permit.uses)
-    return events.Repeated(numbers.unsampled(permit.event, foreign.get("most")), permit.uses)
-
-
-def table(plan: Plan, ledger: Ledger, fixed_seed: bool, facts: dict[str, Any]) -> list[dict[str, str]]:
+def table(claim: Claim, facts: dict[str, Any]) -> list[dict[str, str]]:
     """Every assumption of the accounting, what was done, and whether it holds."""
-    recipe = plan.recipe
-    clip = recipe.clip.bound.l2
+    clip = claim.plan.recipe.clip.bound.l2
     noise_done = (
-        "the seed was fixed for a test" if fixed_seed else "256 bits of operating system entropy, erased when the run ended"
+        "the seed was fixed for a test" if claim.fixed_seed else "256 bits of operating system entropy, erased when the run ended"
     )
     return [
-        _sampling(plan, ledger),
+        _sampling(claim),
         _row("contribution", f"one unit adds at most the clip norm {clip:g} to a step", "every unit's gradient was clipped", YES),
-        _row("noise", "nobody can predict the noise", noise_done, NO if fixed_seed else YES),
+        _row("noise", "nobody can predict the noise", noise_done, NO if claim.fixed_seed else YES),
         _row("arithmetic", "noise is a real number drawn exactly", "noise is drawn and added in floating point", NEARLY),
         _row(
             "steps", "the number of steps was fixed before the data was read", "reserved in the ledger before the first step", YES
@@ -105,12 +87,11 @@ def _of_the_caller(facts: dict[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
-def _sampling(plan: Plan, ledger: Ledger) -> dict[str, str]:
-    planned = participation_words(plan.recipe.sampler.participation)
-    foreign = foreign_sampling(ledger)
-    if foreign:
-        return _row("sampling", planned, str(foreign["done"]), NO)
-    if numbers.amplified(plan.event):
+def _sampling(claim: Claim) -> dict[str, str]:
+    planned = participation_words(claim.plan.recipe.sampler.participation)
+    if claim.batches is not None:
+        return _row("sampling", planned, claim.batches.done, NO)
+    if numbers.amplified(claim.plan.event):
         return _row("sampling", f"{planned}, kept secret", f"{planned}; drawn by dpfy from the run's own secret", YES)
     return _row("sampling", f"nothing secret about who takes part when; {planned}", f"{planned}; formed by dpfy", YES)
 
@@ -124,8 +105,7 @@ def without_amplification(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
     reserved = ledger.event()
     if not numbers.amplified(reserved):
         return absent("no amplification by sampling is claimed: the stated epsilon holds for any order of the data")
-    foreign = foreign_sampling(ledger)
-    event = sound_event(ledger) if foreign else numbers.unsampled(reserved)
+    event = numbers.unsampled(reserved)
     value, problem = None, ""
     for name in dict.fromkeys((bill.accountant, accounting.DEFAULT)):  # an accountant of sampled releases may know no others
         try:
@@ -135,23 +115,25 @@ def without_amplification(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
             problem = str(reason)
     if value is None:
         return absent(f"it cannot be computed: {problem}")
-    most = foreign.get("most") if foreign else None
-    case = f"in at most {most} steps" if most else "as often as the plan allows"
-    known = f"if everybody knew who takes part when, and one unit took part {case}"
+    known = "if everybody knew who takes part when, and one unit took part as often as the plan allows"
     return {"epsilon": number(value), "delta": bill.delta, "words": known}
 
 
-def warnings(plan: Plan, ledger: Ledger) -> list[str]:
+def warnings(claim: Claim) -> list[str]:
     """What a reader must know about the sampling of this run."""
-    if foreign := foreign_sampling(ledger):
+    if claim.batches is not None:
         return [
-            f"Batches were not drawn as the accounting would need for amplification ({foreign['done']}). The stated epsilon is the "
+            f"Batches were not drawn as the accounting would need for amplification ({claim.batches.done}). The stated epsilon is the "
             "one without amplification."
         ]
-    pattern = plan.recipe.sampler.participation
+    pattern = claim.plan.recipe.sampler.participation
     if not isinstance(pattern, participation.Poisson):
         return [
             f"Batches were not Poisson samples ({participation_words(pattern)}). "
-            + ("The accounting is made for this pattern." if numbers.amplified(plan.event) else "No amplification is claimed.")
+            + (
+                "The accounting is made for this pattern."
+                if numbers.amplified(claim.plan.event)
+                else "No amplification is claimed."
+            )
         ]
     return []

@@ -17,20 +17,24 @@ from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of, write_atomically
 from dpfy.plan import pairs
+from dpfy.plan.claim import Claim
 from dpfy.plan.recipe import Plan
 from dpfy.report import accesses, assumptions, meaning, numbers, schema, words
 from dpfy.report.words import absent
 
 FORMAT = schema.FORMAT
 NAME = "privacy.json"
-COVERED_FILES = ("plan.json", "config.toml", "metrics.jsonl", "model.safetensors")
+AUDIT_FILES = ("audit.json", "audit.svg", "canaries.npz")
+RUN_FILES = ("plan.json", "config.toml", "metrics.jsonl", "model.safetensors")
+COVERED_FILES = (*RUN_FILES, *AUDIT_FILES)
 RELEASED = "every noisy step, and so every intermediate model and average; not the last model alone"
 FIXED_SEED = "fixed for a test"
 NO_AUDIT = "no audit was made before the run ended; an audit made later stands in audit.json and in the report"
 NO_NORMS = "gradient norms were not released: showing them would cost privacy, and no reservation pays for it"
 VERIFICATION = (
-    "dpfy is open source (Apache-2.0). `dpfy verify` on the run folder recomputes every number above from the ledger, again with a "
-    "second accountant, and checks the hashes of all files."
+    "dpfy is open source (Apache-2.0). On the run folder, dpfy verify recomputes every number above from the ledger, again with a "
+    "second accountant, and checks the hashes of all files: that they agree with each other, not that whoever made them was honest. "
+    "A signature (dpfy sign) says who answers for them."
 )
 NO_TEST = "no public test data was given to the run"
 
@@ -51,7 +55,6 @@ class RunFacts:
 
 def build(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:
     """The card of the run in `folder`. Every number comes from the plan, the ledger or a file."""
-    files = {name: sha256_of(folder / name) for name in COVERED_FILES if (folder / name).is_file()}
     facts: dict[str, Any] = {
         "steps_done": run.steps_done,
         "utility": {k: number(v) for k, v in run.utility.items()} or absent(NO_TEST),
@@ -61,9 +64,16 @@ def build(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:
         "components": run.components or absent("the run did not describe its model"),
         "optimizer": run.optimizer or absent("the run did not describe its optimizer"),
         "provenance": run.provenance,
-        "files": files,
+        "files": hashes(folder),
     }
-    return sealed(claims(run.plan, ledger, facts, run.guarantee.caveats, run.guarantee.trust) | facts)
+    made = sealed(claims(run.plan, ledger, facts, run.guarantee.caveats, run.guarantee.trust) | facts)
+    as_read: dict[str, Any] = json.loads(render(made))  # as a reader will find it, keys in order
+    return as_read
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a run that is there before its card."""
+    return {name: sha256_of(folder / name) for name in COVERED_FILES if (folder / name).is_file()}
 
 
 def sealed(card: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +85,8 @@ def sealed(card: dict[str, Any]) -> dict[str, Any]:
 
 def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str, ...], trust: str) -> dict[str, Any]:
     """All that follows from plan and ledger, given the stated facts of the run."""
-    bill = numbers.Bill(assumptions.sound_event(ledger), ledger.adjacency, plan.accountant, plan.delta)
+    claim = assumptions.claim_of(ledger)
+    bill = numbers.Bill(ledger.event(), ledger.adjacency, plan.accountant, plan.delta)
     epsilon = numbers.epsilon(bill)
     unit, adjacency = plan.recipe.unit, plan.recipe.adjacency
     shape = numbers.curve(bill.event, bill.adjacency, bill.accountant)
@@ -85,7 +96,7 @@ def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str
         "statement": _statement(whole, ledger, plan.delta),
         "guarantee": _headline(plan, bill, trust),
         "setting": {"model": trust, "words": words.SETTINGS[trust]},
-        "accesses": accesses.table(ledger, bill, lambda permit: assumptions.earned(ledger, permit)),
+        "accesses": accesses.table(ledger, bill, shared=claim.shared is not None),
         "released": RELEASED,
         "unit": {
             "name": unit.name,
@@ -95,7 +106,7 @@ def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str
             "protection_words": words.PROTECTIONS[words.protection_of(unit)],
         },
         "adjacency": {"name": adjacency.value, "meaning": words.adjacency_meaning(adjacency)},
-        "accounting": _accounting(plan, ledger, bill, facts),
+        "accounting": _accounting(claim, ledger, bill, facts),
         "formal": _formal(ledger, bill),
         "tier": meaning.tier(epsilon, unit, adjacency),
         "attacker": meaning.attacker(numbers.points(bill), unit),
@@ -103,8 +114,8 @@ def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str
         "mechanism": _mechanism(plan),
         "plan": plan.to_json(),
         "caveats": list(caveats),
-        "warnings": _warnings(plan, ledger, facts, epsilon),
-        "ledger": {"head": ledger.head, "entries": len(ledger.bodies)},
+        "warnings": _warnings(claim, ledger, facts, epsilon),
+        "ledger": ledger.basis,
         "verification": {"words": VERIFICATION, "command": "dpfy verify RUN"},
     }
 
@@ -122,14 +133,14 @@ def _headline(plan: Plan, bill: numbers.Bill, trust: str) -> dict[str, Any]:
     }
 
 
-def _accounting(plan: Plan, ledger: Ledger, bill: numbers.Bill, facts: dict[str, Any]) -> dict[str, Any]:
-    fixed = facts["provenance"].get("seed") == FIXED_SEED
+def _accounting(claim: Claim, ledger: Ledger, bill: numbers.Bill, facts: dict[str, Any]) -> dict[str, Any]:
+    plan = claim.plan
     return {
         "accountant": plan.accountant,
         "words": ACCOUNTANTS.get(plan.accountant, f"the {plan.accountant} accountant"),
         "theorem": pairs.find(plan.recipe.sampler.participation, plan.recipe.strategy).theorem,
-        "assumptions": assumptions.table(plan, ledger, fixed, facts),
-        "sampling_note": assumptions.stated_note(ledger),
+        "assumptions": assumptions.table(claim, facts),
+        "sampling_note": assumptions.stated_note(claim),
         "without_amplification": assumptions.without_amplification(ledger, bill),
     }
 
@@ -156,10 +167,10 @@ def _statement(whole: Guarantee, ledger: Ledger, delta: float) -> str:
 
 def _formal(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
     """The guarantee in every form: training alone, with tuning, as (epsilon, delta), rho-zCDP, mu-GDP and as a curve."""
-    training = numbers.epsilon(bill.of(assumptions.sound_part(ledger, "training")))
+    training = numbers.epsilon(bill.of(accesses.event_of_kinds(ledger, "training")))
     held: dict[str, Any] = {"training": {"epsilon": number(training), "delta": bill.delta}}
     if accesses.of_kinds(ledger, "tuning"):
-        both = numbers.epsilon(bill.of(assumptions.sound_part(ledger, "training", "tuning")))
+        both = numbers.epsilon(bill.of(accesses.event_of_kinds(ledger, "training", "tuning")))
         held["with_tuning"] = {"epsilon": number(both), "delta": bill.delta}
     else:
         held["with_tuning"] = absent("the ledger holds no tuning; if there was any on the private data, it is not covered")
@@ -211,16 +222,16 @@ def _mechanism(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _warnings(plan: Plan, ledger: Ledger, facts: dict[str, Any], epsilon: float) -> list[str]:
+def _warnings(claim: Claim, ledger: Ledger, facts: dict[str, Any], epsilon: float) -> list[str]:
     """What a reader must not overlook, most serious first."""
-    found = []
+    found, plan = [], claim.plan
     if math.isinf(epsilon):
         found.append("There is no differential privacy guarantee.")
     elif epsilon > 10:
         found.append("Epsilon is above 10: the formal guarantee alone is no evidence of anonymity.")
     if plan.delta * plan.recipe.records >= 1:
         found.append("Delta is not below one over the number of records.")
-    found += assumptions.warnings(plan, ledger)
+    found += assumptions.warnings(claim)
     if not accesses.of_kinds(ledger, "tuning"):
         found.append("Tuning is not covered: if the private data guided any choice before this run, the true cost is higher.")
     if facts["steps_done"] < plan.recipe.steps:
@@ -233,15 +244,14 @@ def render(card: dict[str, Any]) -> bytes:
     return (json.dumps(card, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def write(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:
-    """Build the card and write privacy.json, whole or not at all, with report.html and report.md before it.
+def write_pages(folder: Path, card: dict[str, Any]) -> dict[str, str]:
+    """Write report.html and report.md beside the card that will come; their hashes.
 
-    Guarantees: the files are functions of plan, ledger, metrics and run facts: written again after a crash, they are the same.
+    Guarantees: the pages are functions of card and metrics: written again after a crash, they are the same.
     """
     from dpfy.report import html, markdown
 
-    card = json.loads(render(build(folder, run, ledger)))  # as a reader will find it, keys in order
-    write_atomically(folder / html.NAME, html.render(card, html.extras(folder)).encode())
-    write_atomically(folder / markdown.NAME, markdown.render(card).encode())
-    write_atomically(folder / NAME, render(card))
-    return dict(card)
+    pages = {html.NAME: html.render(card, html.extras(folder)).encode(), markdown.NAME: markdown.render(card).encode()}
+    for name, content in pages.items():
+        write_atomically(folder / name, content)
+    return {name: sha256_of(folder / name) for name in pages}

@@ -9,8 +9,8 @@ from typing import Any
 
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.plan.recipe import Plan
-from dpfy.report import again, assumptions, html, numbers, words
+from dpfy.plan.claim import read_plan
+from dpfy.report import again, html, numbers, words
 from dpfy.report import card as cards
 from dpfy.report.verify import load_card
 
@@ -86,8 +86,8 @@ def _names(places: Sequence[Path]) -> list[str]:
 
 
 def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
-    plan, ledger = Plan.from_json(card["plan"]), again.stated_ledger(card)
-    bill = numbers.Bill(assumptions.sound_event(ledger), ledger.adjacency, plan.accountant, delta)
+    plan, ledger = read_plan(f"{name}: {cards.NAME}", card["plan"]), again.stated_ledger(card)
+    bill = numbers.Bill(ledger.event(), ledger.adjacency, plan.accountant, delta)
     stated = card["guarantee"]
     same = delta == stated["delta"]
     return {

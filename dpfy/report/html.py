@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfy.core.errors import Corrupt
+from dpfy.core import reading
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.report import figures, numbers, words
 from dpfy.report.figures import SUPERSCRIPT, Axis, Series
 
@@ -22,22 +22,28 @@ METRICS, AUDIT = "metrics.jsonl", "audit.json"
 
 def extras(folder: Path) -> dict[str, Any]:
     """What a run folder holds beside the card and the page shows: the rows of metrics.jsonl, and an audit made after the run."""
-    metrics, audit = folder / METRICS, folder / AUDIT
-    lines = metrics.read_text().splitlines() if metrics.is_file() else []
+    metrics, audit = _content(folder / METRICS), _content(folder / AUDIT)
     return {
-        "metrics": [_parsed(METRICS, line) for line in lines if line.strip()],
-        "audit": _parsed(AUDIT, audit.read_text(), "epsilon_lower") if audit.is_file() else None,
+        "metrics": [_parsed(METRICS, line) for line in (metrics or b"").splitlines() if line.strip()],
+        "audit": _parsed(AUDIT, audit, "epsilon_lower") if audit is not None else None,
     }
 
 
-def _parsed(name: str, text: str, *keys: str) -> dict[str, Any]:
+def _content(file: Path) -> bytes | None:
+    try:
+        return reading.content(file.name, file) if file.is_file() else None
+    except InvalidInput as problem:
+        raise Corrupt(file.name, problem.rule) from None
+
+
+def _parsed(name: str, text: bytes, *keys: str) -> dict[str, Any]:
     """A JSON object that has these keys."""
     try:
-        read = json.loads(text)
-        if isinstance(read, dict) and all(key in read for key in keys):
-            return read
-    except ValueError:
-        pass
+        read = reading.parsed_json(name, text)
+    except Corrupt:
+        read = None
+    if isinstance(read, dict) and all(key in read for key in keys):
+        return read
     raise Corrupt(name, "is damaged: it cannot be read")
 
 

@@ -14,6 +14,7 @@ from dpfy.core import events
 from dpfy.core.errors import Unsupported
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
+from dpfy.plan.claim import amplified, unsampled
 
 GRID = tuple(k / 10 for k in range(13))
 """Epsilons at which the curve is written down, in units of the stated epsilon."""
@@ -21,6 +22,8 @@ GRID = tuple(k / 10 for k in range(13))
 FEW = (0.0, 0.5, 1.0)
 SLOW = ("monte-carlo", "advanced", "basic")
 """Accountants that take seconds for each point get few of them: fewer points make the attacker look stronger, never weaker."""
+
+__all__ = ["amplified", "unsampled"]
 
 Points = tuple[tuple[float, float], ...]
 
@@ -80,32 +83,6 @@ def miss_rate(pairs: Points, false_positive_rate: float) -> float:
 def hit_rates(pairs: Points, false_positive_rates: Sequence[float]) -> list[float]:
     """The largest share of members that any attacker recognises at each false-positive rate."""
     return [1 - miss_rate(pairs, f) for f in false_positive_rates]
-
-
-def unsampled(event: events.Event, most: int | None = None) -> events.Event:
-    """The same releases if an attacker knew who took part: no amplification. `most` bounds the steps one unit takes part in."""
-    if isinstance(event, events.Repeated):
-        sampled = isinstance(event.event, (events.PoissonSampled, events.TruncatedPoissonGaussian))
-        return events.Repeated(unsampled(event.event), min(event.count, most) if most and sampled else event.count)
-    if isinstance(event, events.Composed):
-        return events.Composed(tuple(unsampled(e, most) for e in event.events))
-    if isinstance(event, (events.PoissonSampled, events.SampledWithoutReplacement)):
-        return unsampled(event.event)
-    if isinstance(event, events.SampledWithReplacement):  # one unit may be drawn every time: its contributions add up
-        inner, drawn = unsampled(event.event), event.sample_size
-        return events.Gaussian(inner.noise_multiplier / drawn) if isinstance(inner, events.Gaussian) else events.NotPrivate()
-    if isinstance(event, events.TruncatedPoissonGaussian):
-        return events.Gaussian(event.noise_multiplier)
-    if isinstance(event, events.BallsInBins):
-        return events.Gaussian(event.noise_multiplier / math.sqrt(max(row[j] for j, row in enumerate(event.gram))))
-    if isinstance(event, events.RepeatAndSelect):
-        return replace(event, event=unsampled(event.event))
-    return event
-
-
-def amplified(event: events.Event) -> bool:
-    """Whether the accounting of `event` relies on who took part being secret."""
-    return unsampled(event) != event
 
 
 def gaussian_ratio(event: events.Event, adjacency: Adjacency) -> float | None:

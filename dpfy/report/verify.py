@@ -1,20 +1,30 @@
-"""Verification from outside: derive every claim of a card again from the ledger, ask a second accountant, and check every hash."""
+"""Verification from outside: derive every claim of a card again from the ledger, ask a second accountant, and check every hash.
+
+What holds is that the files of a run agree with each other and with the ledger's chain. Who wrote them is another question: see
+`signature`, and docs/card.md for what each level proves.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfy.core import reading
 from dpfy.core.codec import digest
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
+from dpfy.plan.claim import Claim, differences, read_plan
 from dpfy.plan.recipe import Plan
-from dpfy.report import again, html, markdown, schema
+from dpfy.report import again, assumptions, html, markdown, schema, signature
 from dpfy.report import card as cards
+from dpfy.report.signature import Signed
+
+LEDGER = "ledger.jsonl"
+PAGES = (html.NAME, markdown.NAME)
 
 
 @dataclass(frozen=True)
@@ -28,12 +38,28 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A card with the ledger and the plan to hold it against; `folder` is None for a card by itself."""
+    """A card with the ledger to hold it against; `folder` is None for a card by itself."""
 
     folder: Path | None
     card: dict[str, Any]
     ledger: Ledger
-    plan: Plan
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the card states."""
+        return read_plan(cards.NAME, self.card["plan"])
+
+    @property
+    def claim(self) -> Claim:
+        """What was reserved in the ledger before any data was read."""
+        return assumptions.claim_of(self.ledger)
+
+    @property
+    def finish(self) -> dict[str, Any]:
+        """The end of the run, as the ledger states it."""
+        if self.ledger.book.finish is None:
+            raise Corrupt(LEDGER, "does not say that the run ended")
+        return self.ledger.book.finish
 
     def file(self, name: str) -> Path:
         """A file of the run folder."""
@@ -41,17 +67,31 @@ class Evidence:
             raise InvalidInput("run", None, "a card by itself has no files")
         return self.folder / name
 
+    def differ(self, hashes: dict[str, str]) -> list[str]:
+        """Which of these files are gone, or are not what their hash says."""
+        return [name for name, sha in hashes.items() if not self.file(name).is_file() or sha256_of(self.file(name)) != sha]
+
 
 Check = Callable[[Evidence], tuple[bool, str]]
 
 
-def verify(run: Path) -> list[Finding]:
-    """All checks on a finished run folder, or on a card file by itself, each with its outcome. Verified if every one holds.
+def verify(run: Path, *, keys: Sequence[Path] = (), head: str | None = None) -> list[Finding]:
+    """All checks on a finished run folder, on a card file or on a ledger by itself, each with its outcome. Verified if every one holds.
 
-    Guarantees: one changed byte of ledger.jsonl, privacy.json or model.safetensors makes a check fail that names the file; a number
-    of the card that the ledger does not give makes a check fail that names the field.
+    `keys` are public keys: each must have signed the run, or the published head. `head` is a head of the ledger that was published
+    while the run lasted (64 hexadecimal digits, or the file that ``dpfy sign --head`` wrote): the ledger must extend it.
+
+    Guarantees: one changed byte of any file of the run makes a check fail that names the file; a number of the card that the ledger
+    does not give makes a check fail that names the field. Damage of any kind is a check that fails, not an exception.
     """
+    published = signature.published(head) if head is not None else None
+    signers = {file.name: signature.public(file) for file in keys}
+    if run.is_file() and run.suffix == ".jsonl":
+        return _verify_ledger(run, signers, published)
     if run.is_file():
+        if keys or head:
+            rule = "a card by itself has no signature and no ledger: give the run folder"
+            raise InvalidInput("--key" if keys else "--head", str(run), rule)
         return _verify_card(run)
     if not run.is_dir():
         raise InvalidInput("run", str(run), "is not a folder, nor a card")
@@ -63,20 +103,41 @@ def verify(run: Path) -> list[Finding]:
     read = _read(run, findings)
     if read is not None:
         findings += [_run(what, test, read) for what, test in CHECKS.items()]
+        findings += _witnesses(read.ledger, lambda: signature.of_run(run), signers, published)
     return findings
+
+
+def _verify_ledger(file: Path, signers: dict[str, str], published: Signed | None) -> list[Finding]:
+    """A ledger by itself: every line, every rule, and that it extends what was published."""
+    try:
+        ledger = Ledger.read(file)
+    except Corrupt as problem:
+        return [Finding(file.name, False, problem.problem)]
+    return [
+        Finding(file.name, True, f"is whole; its head is {ledger.head}"),
+        *_witnesses(ledger, lambda: None, signers, published),
+    ]
+
+
+def _witnesses(
+    ledger: Ledger, signed: Callable[[], Signed | None], signers: dict[str, str], published: Signed | None
+) -> list[Finding]:
+    """What others have signed or published about the run."""
+    found = []
+    if published is not None:
+        wrong = None if ledger.extends(published.head) else "the ledger does not extend the published head: lines were exchanged"
+        found.append(Finding("ledger extends the published head", *_outcome(wrong)))
+    what = "signed by the keys given" if signers else signature.CHECK
+    return [*found, _guarded(what, lambda: signature.judged(signed(), published, signers))]
 
 
 def _verify_card(file: Path) -> list[Finding]:
     """What can be checked without the run: form, digest, and that every number follows from the plan and accesses it states."""
     try:
         card = load_card(file)
-        plan = Plan.from_json(card["plan"])
-        ledger = again.stated_ledger(card)
+        read = Evidence(None, card, again.stated_ledger(card))
     except Corrupt as problem:
         return [Finding(file.name, False, problem.problem)]
-    except (DpfyError, KeyError, TypeError, AttributeError) as problem:
-        return [Finding(file.name, False, f"plan cannot be read: {problem}")]
-    read = Evidence(None, card, ledger, plan)
     findings = [Finding(file.name, True, "is whole")]
     findings += [_run(what, test, read) for what, test in CARD_CHECKS.items()]
     left = "ledger, model, configuration, metrics and erased secrets: verify the run folder for these"
@@ -84,10 +145,10 @@ def _verify_card(file: Path) -> list[Finding]:
 
 
 def _read(folder: Path, findings: list[Finding]) -> Evidence | None:
-    """The card, the ledger and the plan; each is a finding of its own, so that several damaged files are all named."""
+    """The card and the ledger; each is a finding of its own, so that several damaged files are all named."""
     loaders: dict[str, Callable[[], Any]] = {
         cards.NAME: lambda: load_card(folder / cards.NAME),
-        "ledger.jsonl": lambda: Ledger.read(folder / "ledger.jsonl"),
+        LEDGER: lambda: Ledger.read(folder / LEDGER),
     }
     loaded: dict[str, Any] = {}
     for name, load in loaders.items():
@@ -96,31 +157,22 @@ def _read(folder: Path, findings: list[Finding]) -> Evidence | None:
             findings.append(Finding(name, True, "is whole"))
         except Corrupt as problem:
             findings.append(Finding(name, False, problem.problem))
-    if len(loaded) < len(loaders):
-        return None
-    try:
-        plan = Plan.from_json(loaded[cards.NAME]["plan"])
-    except (DpfyError, KeyError, TypeError, AttributeError) as problem:
-        findings.append(Finding(cards.NAME, False, f"plan cannot be read: {problem}"))
-        return None
-    return Evidence(folder, loaded[cards.NAME], loaded["ledger.jsonl"], plan)
+    return Evidence(folder, loaded[cards.NAME], loaded[LEDGER]) if len(loaded) == len(loaders) else None
 
 
 def load_card(path: Path) -> dict[str, Any]:
     """The card in a file; `Corrupt` if it is not whole."""
+    raw = reading.content("card", path)
     try:
-        raw = path.read_bytes()
-        card = json.loads(raw)
+        card = reading.parsed_json(path.name, raw)
         content = {k: v for k, v in card.items() if k != "digest"}
         whole = card["format"] == cards.FORMAT and cards.render(card) == raw
-        stated = card["digest"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+        fits = card["digest"] == digest(content)
+    except (Corrupt, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Corrupt(path.name, "is not a privacy card") from None
-    except OSError as problem:
-        raise InvalidInput("card", str(path), f"cannot be read ({problem.strerror})") from None
     if not whole:
         raise Corrupt(path.name, f"is not in the written form of {cards.FORMAT}: it was edited")
-    if stated != digest(content):
+    if not fits:
         raise Corrupt(path.name, "does not match its digest: it was edited")
     if found := schema.problem(card):
         raise Corrupt(path.name, f"does not follow the schema: {found}")
@@ -128,10 +180,17 @@ def load_card(path: Path) -> dict[str, Any]:
 
 
 def _run(what: str, test: Check, evidence: Evidence) -> Finding:
+    return _guarded(what, lambda: test(evidence))
+
+
+def _guarded(what: str, test: Callable[[], tuple[bool, str]]) -> Finding:
+    """The outcome of a check. Files are hostile: whatever goes wrong in reading them is a check that failed."""
     try:
-        holds, detail = test(evidence)
-    except (DpfyError, KeyError, TypeError, AttributeError, ValueError, OSError) as error:
-        holds, detail = False, f"cannot be checked: {error}"
+        holds, detail = test()
+    except DpfyError as error:
+        holds, detail = False, str(error)
+    except Exception as error:
+        holds, detail = False, f"cannot be checked: {type(error).__name__}: {error}"
     return Finding(what, holds, detail)
 
 
@@ -140,35 +199,51 @@ def _outcome(problem: str | None, good: str = "holds") -> tuple[bool, str]:
 
 
 def _head(e: Evidence) -> tuple[bool, str]:
-    stated, found = e.card["ledger"], {"head": e.ledger.head, "entries": len(e.ledger.bodies)}
-    wrong = "ledger.jsonl is not the ledger the card was computed from: lines were removed, added or exchanged"
-    return _outcome(None if stated == found else wrong)
+    """The card is the one with which the ledger says the run ended, and it was computed from the lines before that."""
+    if e.card["ledger"] != e.ledger.basis:
+        return False, f"{LEDGER} is not the ledger the card was computed from: lines were removed, added or exchanged"
+    if hashlib.sha256(cards.render(e.card)).hexdigest() != e.finish["card"]:
+        return False, f"{cards.NAME} is not the card with which {LEDGER} says the run ended"
+    same = e.finish["steps"] == e.card["steps_done"]
+    return _outcome(
+        None if same else f"{cards.NAME} steps_done is not the number of steps after which {LEDGER} says the run ended"
+    )
 
 
 def _files(e: Evidence) -> tuple[bool, str]:
-    stated = e.card["files"]
-    wrong = [name for name, sha in stated.items() if not e.file(name).is_file() or sha256_of(e.file(name)) != sha]
-    absent = [name for name in ("plan.json", "model.safetensors") if name not in stated]
-    names = ", ".join(wrong + absent)
-    return _outcome(f"{names} does not have the hash that the card states: changed, exchanged or removed" if names else None)
+    """Every file of the run is the one that the end of the run names; the card names the same; nothing was put in their place."""
+    due = {name: sha for name, sha in e.finish["files"].items() if name not in PAGES}
+    names = e.differ(due) + [name for name in ("plan.json", "model.safetensors") if name not in due]
+    names += [name for name in sorted(due.keys() | e.card["files"].keys()) if due.get(name) != e.card["files"].get(name)]
+    names += [name for name in cards.RUN_FILES if name not in due and e.file(name).exists()]
+    wrong = f"{', '.join(dict.fromkeys(names))} does not have the hash that card and ledger state: changed, exchanged, added or removed"
+    return _outcome(wrong if names else None)
 
 
 def _model(e: Evidence) -> tuple[bool, str]:
-    finishes = [b for b in e.ledger.bodies if b["type"] == "finish"]
-    same = bool(finishes) and finishes[-1]["model"] == sha256_of(e.file("model.safetensors"))
+    same = e.finish["files"].get("model.safetensors") == sha256_of(e.file("model.safetensors"))
     return _outcome(None if same else "model.safetensors is not the model the ledger says this run released")
 
 
-def _plan(e: Evidence) -> tuple[bool, str]:
-    if e.folder is not None and Plan.from_json(json.loads(e.file("plan.json").read_text())) != e.plan:
-        return False, "plan.json and the card's plan differ"
-    source = "ledger.jsonl" if e.folder is not None else "privacy.json accesses"
-    reserved = [p.event for p in e.ledger.permits() if p.name == "training"]
-    if reserved != [e.plan.event]:
-        return False, f"{source} reserves another event than the plan describes"
-    if (e.ledger.unit, e.ledger.adjacency) != (e.plan.recipe.unit, e.plan.recipe.adjacency):
+def _claim(e: Evidence) -> tuple[bool, str]:
+    """Card and plan.json state what was reserved, field by field."""
+    source, claim = LEDGER if e.folder is not None else "privacy.json accesses", e.claim
+    due = claim.plan.to_json()
+    stated = {"privacy.json plan": e.card["plan"]}
+    if e.folder is not None:
+        content = reading.content("plan.json", e.file("plan.json"), name="plan.json")
+        stated["plan.json"] = reading.parsed_json("plan.json", content)
+    for name, plan in stated.items():
+        if found := differences(plan, due):
+            return False, f"{name} is not the plan that {source} reserves: {'; '.join(found[:3])}"
+    if [p.event for p in e.ledger.permits() if p.name == assumptions.TRAINING] != [claim.event]:
+        return False, f"{source} reserves another event than its own plan describes"
+    if (e.ledger.unit, e.ledger.adjacency) != (claim.plan.recipe.unit, claim.plan.recipe.adjacency):
         return False, f"{source} states another unit or adjacency than the plan (guarantee.unit, guarantee.adjacency)"
-    return True, "holds"
+    if (e.card["provenance"]["seed"] == cards.FIXED_SEED) != claim.fixed_seed:
+        return False, f"privacy.json provenance.seed is not the kind of seed that {source} states"
+    gone = [line for line in claim.caveats if line not in e.card["caveats"]]
+    return _outcome(f"privacy.json caveats: misses {gone[0]!r}" if gone else None)
 
 
 def _claims(e: Evidence) -> tuple[bool, str]:
@@ -187,23 +262,30 @@ def _independent(e: Evidence) -> tuple[bool, str]:
 
 
 def _reports(e: Evidence) -> tuple[bool, str]:
-    """The pages say what the card says."""
-    if not again.same_version(e.card):
-        return True, f"written by dpfy {e.card['provenance']['dpfy']}, whose pages this version does not write; not compared"
-    extra = html.extras(e.file(""))
-    pages = {
-        html.NAME: {html.render(e.card, extra), html.render(e.card, extra | {"audit": None})},
-        markdown.NAME: {markdown.render(e.card, extra["audit"]), markdown.render(e.card)},
-    }
-    missing = [name for name in pages if not e.file(name).is_file()]
-    edited = [name for name in pages if name not in missing and e.file(name).read_text() not in pages[name]]
-    if edited:
-        return False, f"{', '.join(edited)} is not the page of this card: it was edited (dpfy report writes it again)"
+    """Each page is, byte for byte, the one that the run wrote, or the one that this version of dpfy writes from card and audit."""
+    missing = [name for name in PAGES if not e.file(name).is_file()]
+    changed = e.differ({name: e.finish["files"].get(name, "") for name in PAGES if name not in missing})
+    if changed:
+        extra = html.extras(e.file(""))
+        written = {
+            html.NAME: {html.render(e.card, extra).encode(), html.render(e.card, extra | {"audit": None}).encode()},
+            markdown.NAME: {markdown.render(e.card, extra["audit"]).encode(), markdown.render(e.card).encode()},
+        }
+        changed = [name for name in changed if reading.content(name, e.file(name)) not in written[name]]
+    if changed:
+        return False, f"{', '.join(changed)} is not the page of this card: it was edited (dpfy report writes it again)"
     return True, f"{', '.join(missing)} is not there; dpfy report writes it" if missing else "holds"
 
 
 def _audit(e: Evidence) -> tuple[bool, str]:
-    """An audit in the folder does not contradict the claim."""
+    """The audit in the folder is the one that was attached to the ledger, and it does not contradict the claim."""
+    known = e.ledger.book.attached | {name: sha for name, sha in e.finish["files"].items() if name in cards.AUDIT_FILES}
+    stray = [name for name in cards.AUDIT_FILES if name not in known and e.file(name).exists()]
+    if names := e.differ(known) + stray:
+        return (
+            False,
+            f"{', '.join(names)} is not what the ledger says was attached to this run: changed, exchanged, added or removed",
+        )
     audit = html.extras(e.file(""))["audit"]
     if audit is None:
         return True, "there is no audit.json"
@@ -215,7 +297,7 @@ def _secrets(e: Evidence) -> tuple[bool, str]:
 
 
 CARD_CHECKS: dict[str, Check] = {
-    "plan matches the accesses stated": _plan,
+    "plan matches the accesses stated": _claim,
     "every number follows from plan and accesses": _claims,
     "second accountant agrees": _independent,
 }
@@ -224,10 +306,10 @@ CHECKS: dict[str, Check] = {
     "ledger and card belong together": _head,
     "files have their stated hashes": _files,
     "model is the one the ledger released": _model,
-    "plan matches card and ledger": _plan,
+    "card and plan state what the ledger reserves": _claim,
     "every number recomputed from the ledger": _claims,
     "second accountant agrees": _independent,
     "pages say what the card says": _reports,
-    "no audit contradicts the claim": _audit,
+    "audit is the one attached and does not contradict": _audit,
     "secrets are erased": _secrets,
 }

@@ -17,7 +17,7 @@ from dpfy.report import card
 from dpfy.report.assumptions import NOTHING, PUBLIC
 from dpfy.report.words import absent
 from dpfy.training import guard, state
-from dpfy.training.run import erase_secrets
+from dpfy.training.run import erase_secrets, publish
 from dpfy.training.watch import Checks
 
 if TYPE_CHECKING:
@@ -29,16 +29,25 @@ def write(training: PrivateTraining, utility: dict[str, float], confusion: list[
 
     Guarantees: the card is written last, so a folder with a card is complete; until then the run can be resumed from the checkpoint of
     its last step. The model released is the averaged one where there is averaging; all of it but the trained weights is, bit for bit,
-    what it was when the run began.
+    what it was when the run began. The ledger holds one end of the run, with the hash of the card and of every file: a crash after it
+    publishes that very card, whatever is asked then.
     """
-    state.save(training)
-    path, ledger = training.folder.path, training.folder.ledger
-    with training.averaged():
-        write_atomically(path / "model.safetensors", save(_weights(training), metadata={"format": "pt"}))
-    ledger.refresh()
-    facts = {"steps": training.steps_done, "model": sha256_of(path / "model.safetensors")}
-    if {"type": "finish", **facts} not in ledger.bodies:
-        ledger.note("finish", **facts)
+    folder = training.folder
+    folder.ledger.refresh()
+    if folder.ledger.book.finish is None:
+        state.save(training)
+        with training.averaged():
+            write_atomically(folder.path / "model.safetensors", save(_weights(training), metadata={"format": "pt"}))
+        _end(training, utility, confusion)
+    publish(folder.path)
+    erase_secrets(folder.path)
+
+
+def _end(training: PrivateTraining, utility: dict[str, float], confusion: list[list[int]] | None) -> None:
+    """Compute the card, lay it down beside the secrets, and write the end of the run with its hash to the ledger."""
+    folder = training.folder
+    folder.note_begun()
+    folder.ledger.refresh()
     run = card.RunFacts(
         plan=training.plan,
         guarantee=state.guarantee(training),
@@ -49,8 +58,10 @@ def write(training: PrivateTraining, utility: dict[str, float], confusion: list[
         components=_components(training),
         confusion=confusion,
     )
-    card.write(path, run, ledger)
-    erase_secrets(path)
+    made = card.build(folder.path, run, folder.ledger)
+    files = card.write_pages(folder.path, made) | card.hashes(folder.path)
+    write_atomically(folder.secrets / card.NAME, card.render(made))
+    folder.ledger.finish(folder.permit, steps=training.steps_done, card=sha256_of(folder.secrets / card.NAME), files=files)
 
 
 def _weights(training: PrivateTraining) -> dict[str, Tensor]:
@@ -111,5 +122,5 @@ def _provenance(training: PrivateTraining) -> dict[str, str]:
         "machine": f"{platform.system()} {platform.machine()}, {training.device.type}",
         "engine": training.engine.name,
         "recorded": ", ".join(sorted(training._recorded)) or NOTHING,
-        "seed": "fixed for a test" if fixed else "256 bits of operating system entropy, erased at the end of the run",
+        "seed": card.FIXED_SEED if fixed else "256 bits of operating system entropy, erased at the end of the run",
     }

@@ -24,7 +24,7 @@ from dpfy.training.config import JobConfig, LedgerConfig, TrainingConfig
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
 from dpfy.training.mark import CANARIES, HIDDEN, Mark, refuse_planted
-from dpfy.training.run import Run, RunFolder, finish_erasure
+from dpfy.training.run import Run, RunFolder, ended, finish_erasure
 from dpfy.training.update import Update
 
 RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000, "digits": 1_438, "adult": 24_130, "shakespeare": 6_917}
@@ -117,8 +117,8 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
 
 
 def is_finished(out: Path) -> bool:
-    """Whether `out` holds the card of a finished run."""
-    return (out / CARD).is_file()
+    """Whether `out` holds a run that ended, if need be with something left to do after a crash."""
+    return ended(out)
 
 
 def can_resume(out: Path) -> bool:

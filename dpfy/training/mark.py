@@ -22,9 +22,11 @@ MADE = b"this run made its folder\n"
 HIDDEN = "checkpoint"
 CANARIES = "canaries.npz"
 UPDATES = "updates.f64"
-SECRETS = ("state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", UPDATES, "config.toml", "lock")
+SECRETS = (
+    "state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", UPDATES, "privacy.json", "config.toml", "lock",
+)  # fmt: skip
 """What a run keeps in checkpoint/, in the order in which it is destroyed. A new file there must be named here."""
-BEFORE_STEPS = ("ledger.jsonl", "metrics.jsonl", CANARIES, "config.toml", "plan.json")
+BEFORE_STEPS = ("ledger.jsonl", "ledger.jsonl.head", "metrics.jsonl", CANARIES, "config.toml", "plan.json")
 """What a run that made no step has written beside them."""
 
 

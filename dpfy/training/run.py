@@ -12,22 +12,23 @@ from __future__ import annotations
 import json
 import os
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dpfy import accounting
-from dpfy.core import check
+from dpfy.core import check, reading
 from dpfy.core.errors import Busy, Corrupt, InvalidInput
 from dpfy.core.ledger import Budget, Ledger, Permit, hold
 from dpfy.core.random import Randomness
-from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.storage import PRIVATE_MODE, sha256_of, write_atomically
+from dpfy.plan.claim import Claim, ForeignBatches, differences, read_plan
 from dpfy.plan.recipe import Plan
 from dpfy.training.mark import HIDDEN, Mark, refuse_planted
 
 TRAINING = "training"
 CARD = "privacy.json"
-BEGUN = "begun"
+LEDGER = "ledger.jsonl"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Run:
     `ledger` is the ledger of the data set, shared by all runs on it, with `budget` (created with it, or equal to what it has).
     `seed` fixes all randomness for tests: such a run protects nothing, and its card says so. A checkpoint is written whenever
     `checkpoint_every` seconds have passed; the bits released do not depend on it. `config` is the configuration as text, in the form
-    to publish and in full (kept with the secrets until the run ends, so that it can be resumed without repeating it).
+    to publish and in full (kept with the secrets until the run ends, so that it can be resumed without repeating it). `batches` says
+    how batches are formed if not by dpfy: such a run is billed without amplification, in every ledger.
     """
 
     path: Path | str
@@ -47,6 +49,7 @@ class Run:
     seed: int | None = None
     checkpoint_every: float = 30.0
     config: tuple[str, str] | None = field(default=None, repr=False)
+    batches: ForeignBatches | None = None
 
     def __post_init__(self) -> None:
         check.nonnegative("checkpoint_every", self.checkpoint_every)
@@ -59,6 +62,7 @@ class RunFolder:
 
     def __init__(self, run: Run, plan: Plan) -> None:
         self.run, self.plan = run, plan
+        self.claim = Claim(plan, run.seed is not None, run.batches)
         self.path = Path(run.path)
         self.secrets = self.path / HIDDEN
         self.shared: tuple[Ledger, Permit] | None = None
@@ -70,7 +74,8 @@ class RunFolder:
             self.fresh = not self.state.is_file()
             self._write_plan()
             self.id, self.randomness = self._secret()
-            self.ledger = Ledger.open(self.path / "ledger.jsonl", unit=plan.recipe.unit, adjacency=plan.recipe.adjacency)
+            self.claim = replace(self.claim, fixed_seed=self.randomness.fixed)
+            self.ledger = Ledger.open(self.path / LEDGER, unit=plan.recipe.unit, adjacency=plan.recipe.adjacency)
             self.permit = self._reserve()
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -90,15 +95,25 @@ class RunFolder:
     def begun(self) -> bool:
         """Whether steps may have been made. Without its checkpoint such a run must neither start again (its noise would meet other
         gradients) nor give its reservation back."""
-        file = self.path / "ledger.jsonl"
-        return file.is_file() and any(
-            b["type"] == BEGUN for b in Ledger.open(file, unit=self.plan.recipe.unit, adjacency=self.plan.recipe.adjacency).bodies
-        )
+        if not (self.path / LEDGER).is_file():
+            return False
+        try:
+            own = bool(Ledger.read(self.path / LEDGER).book.begun)
+        except Corrupt:
+            return True  # what cannot be read may have begun
+        return own or (self.shared is not None and self.shared[1].entry in self.shared[0].book.begun)
 
     def note_begun(self) -> None:
-        """Write down, before the first release, that steps will be made. Until then the run can be undone."""
-        if not self._noted and not self.begun:
-            self.ledger.note(BEGUN)
+        """Write down, in every ledger and before the first release, that steps will be made: from now on they are billed for good.
+
+        Until then the run can be undone.
+        """
+        if self._noted:
+            return
+        if self.shared is not None:
+            ledger, permit = self.shared
+            self.shared = ledger, ledger.begin(permit)
+        self.permit = self._covering(self.ledger.begin(self.permit))
         self._noted = True
 
     def close(self) -> None:
@@ -196,7 +211,7 @@ class RunFolder:
     def _secret(self) -> tuple[str, Randomness]:
         file = self.secrets / "secret.json"
         if not file.is_file():
-            if (self.path / "ledger.jsonl").is_file() and Ledger.read(self.path / "ledger.jsonl").permits():
+            if (self.path / LEDGER).is_file() and Ledger.read(self.path / LEDGER).permits():
                 raise Corrupt("checkpoint/secret.json", "is missing: the run cannot be resumed; start a new one")
             fresh = Randomness.from_os() if self.run.seed is None else Randomness.for_tests(self.run.seed)
             body = {"run": self.mark.run, "secret": fresh.secret.hex(), "fixed": fresh.fixed}
@@ -216,30 +231,33 @@ class RunFolder:
     def _reserve(self) -> Permit:
         """The right to run the whole plan: written to the data set's ledger (once a run) and to the run's own, before any data is read."""
         self.shared = self._reserve_shared()
+        if self.shared is not None:
+            ledger, permit = self.shared
+            self.claim = replace(self.claim, shared=(ledger.book.identity, permit.entry))
         for permit in self.ledger.permits():
             if permit.name == TRAINING:
                 return self._covering(permit)
-        permit = self.ledger.reserve(TRAINING, self.plan.event)
-        if self.shared is not None:
-            self.ledger.note("shared-ledger", entry=self.shared[1].entry)
-        return self._covering(permit)
+        return self._covering(self.ledger.reserve(TRAINING, self.claim.event, claim=self.claim.to_json(), returnable=True))
 
     def _reserve_shared(self) -> tuple[Ledger, Permit] | None:
         if self.run.ledger is None:
             return None
         path, recipe = Path(self.run.ledger), self.plan.recipe
         ledger = Ledger.open(path, unit=recipe.unit, adjacency=recipe.adjacency, budget=self.run.budget)
-        name = f"{TRAINING} {self.id}"
+        name, claim = f"{TRAINING} {self.id}", self.claim.to_json()
         for permit in ledger.permits():
-            if permit.name == name and permit.event == self.plan.event:
+            if permit.name == name and permit.claim == claim:
                 return ledger, permit
         budget = accounting.filters.from_json(ledger.terms) if ledger.terms else None
-        return ledger, ledger.reserve(name, self.plan.event, budget=budget)
+        return ledger, ledger.reserve(name, self.claim.event, budget=budget, claim=claim, returnable=True)
 
     def _covering(self, permit: Permit) -> Permit:
-        if permit.event != self.plan.event:
-            raise Corrupt("ledger.jsonl", "reserves another event than this plan's")
-        return Permit(permit.name, permit.event, self.plan.recipe.steps, permit.entry)
+        """The permit of this run, for each of its steps; the ledger must hold the claim that the run makes."""
+        if found := differences(permit.claim, self.claim.to_json()):
+            raise Corrupt(LEDGER, f"reserves something else than this run asks for: {found[0]}")
+        if permit.event != self.claim.event:
+            raise Corrupt(LEDGER, "reserves another event than this plan's")
+        return replace(permit, uses=self.plan.recipe.steps)
 
 
 def erase_secrets(folder: Path) -> None:
@@ -253,30 +271,54 @@ def erase_secrets(folder: Path) -> None:
 
 
 def complete(run: Run, plan: Plan) -> bool:
-    """Whether `run` resumes a run of `plan` that is finished; if a crash came before its secrets were erased, they are erased now."""
+    """Whether `run` resumes a run of `plan` that is finished; what a crash after its end has left to do is done now."""
     path = Path(run.path)
-    if not run.resume or not (path / CARD).is_file() or load_plan(path) != plan:
+    if not run.resume or not ended(path) or load_plan(path) != plan:
         return False
     finish_erasure(path)
     return True
 
 
+def ended(path: Path) -> bool:
+    """Whether the run in `path` ended: its card is there, or its ledger holds its end and a crash came before the card."""
+    if (path / CARD).is_file():
+        return True
+    if Mark.find(path) is None or not (path / LEDGER).is_file():
+        return False
+    try:
+        return Ledger.read(path / LEDGER).book.finish is not None
+    except Corrupt:
+        return False
+
+
+def publish(path: Path) -> None:
+    """Put the card that the ledger names into the folder of a run that ended. Safe to call again."""
+    if (path / CARD).is_file():
+        return
+    staged, due = path / HIDDEN / CARD, Ledger.read(path / LEDGER).book.finish
+    if due is None or not staged.is_file() or sha256_of(staged) != due["card"]:
+        raise Corrupt(f"{HIDDEN}/{CARD}", "is not the card with which the ledger says that the run ended: it cannot be published")
+    write_atomically(path / CARD, staged.read_bytes())
+
+
 def finish_erasure(path: Path) -> None:
-    """Erase what a crash between card and erasure has left in a finished run folder."""
+    """Bring a run that ended to its end after a crash: publish its card, and erase its secrets."""
     if Mark.find(path) is None:
         return
     refuse_planted(path)
     hidden = path / HIDDEN
     with hold(hidden / "lock", f"run {path.name}") if hidden.is_dir() else nullcontext():
+        publish(path)
         erase_secrets(path)
 
 
 def load_plan(folder: Path) -> Plan:
     """The plan a run folder holds."""
     try:
-        return Plan.from_json(json.loads((folder / "plan.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise Corrupt("plan.json", f"is not a plan ({problem})") from None
+        text = reading.content("plan.json", folder / "plan.json", name="plan.json")
+    except InvalidInput as problem:
+        raise Corrupt("plan.json", problem.rule) from None
+    return read_plan("plan.json", reading.parsed_json("plan.json", text))
 
 
 def _difference(held: Plan, asked: Plan) -> str:

@@ -22,8 +22,6 @@ from dpfy.training.update import check_optimizer
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
 
-PRACTICE = "the seed was fixed for a test: whoever knows it can remove the noise"
-
 
 def fresh_path() -> Path:
     """A new folder under runs/ for a run that was not given one."""
@@ -32,8 +30,8 @@ def fresh_path() -> Path:
 
 def guarantee(training: PrivateTraining) -> Guarantee:
     """The guarantee of the run's ledger, with the caveats that this run has earned."""
-    caveats = (PRACTICE,) if training.folder.randomness.fixed else ()
-    return training.folder.ledger.guarantee(accounting.accountant(training.plan.accountant), caveats)
+    folder = training.folder
+    return folder.ledger.guarantee(accounting.accountant(training.plan.accountant), folder.claim.caveats)
 
 
 def identity(training: PrivateTraining) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import pytest
 
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import events
-from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput
+from dpfy.core.chain import Chain, mark_of
+from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger, hold
 from dpfy.core.unit import Adjacency, Unit
 
@@ -53,15 +54,69 @@ def test_a_removed_line_is_found(tmp_path):
 
 @pytest.mark.parametrize("kept", [1, 30, -1])
 def test_a_torn_last_line_was_never_durable_and_is_dropped(tmp_path, kept):
+    """A crash inside the write: the mark still says what was durable before."""
     path = tmp_path / "ledger.jsonl"
     filled(path, 2)
-    whole = path.read_bytes()
+    whole, mark = path.read_bytes(), mark_of(path).read_bytes()
     Ledger.open(path).reserve("torn", STEP)
     line = path.read_bytes()[len(whole) :]
     path.write_bytes(whole + line[: kept if kept > 0 else len(line) // 2])
+    mark_of(path).write_bytes(mark)
     ledger = Ledger.open(path)
     assert path.read_bytes() == whole
     assert [p.name for p in ledger.permits()] == ["training 0", "training 1"]
+
+
+@pytest.mark.parametrize("lost", [2, 40, "line", "all"])
+def test_a_durable_line_that_is_lost_is_missed(tmp_path, lost):
+    """Its budget must not go to the next run."""
+    path = tmp_path / "people.jsonl"
+    filled(path, 2)
+    whole = path.read_bytes()
+    gone = {"line": len(whole.splitlines(keepends=True)[-1]), "all": len(whole)}.get(lost, lost)
+    path.write_bytes(whole[:-gone])
+    for use in (Ledger.open, Ledger.read):
+        with pytest.raises(Corrupt, match=r"people\.jsonl.*(lost|cut short)"):
+            use(path)
+    assert path.read_bytes() == whole[:-gone]
+
+
+def test_without_its_mark_a_torn_line_is_a_question_and_a_whole_ledger_is_not(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    filled(path, 2)
+    whole = path.read_bytes()
+    mark_of(path).unlink()
+    assert len(Ledger.open(path).permits()) == 2
+    assert mark_of(path).is_file()
+    mark_of(path).unlink()
+    path.write_bytes(whole[:-2])
+    with pytest.raises(Corrupt, match=r"without ledger\.jsonl\.head nobody can tell"):
+        Ledger.open(path)
+    assert path.read_bytes() == whole[:-2]
+
+
+def test_a_crash_between_line_and_mark_keeps_the_line(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = filled(path, 1)
+    mark = mark_of(path).read_bytes()
+    ledger.reserve("second", STEP)
+    after = mark_of(path).read_bytes()
+    mark_of(path).write_bytes(mark)
+    assert len(Ledger.open(path).permits()) == 2
+    assert mark_of(path).read_bytes() == after
+
+
+def test_a_mark_of_another_ledger_or_a_damaged_one_is_refused(tmp_path):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    filled(one, 1)
+    filled(two, 2)
+    mark_of(two).write_bytes(mark_of(one).read_bytes())
+    with pytest.raises(Corrupt, match="belong together"):
+        Ledger.open(two)
+    for damage in (b"", b"[]", b"{}", b'{"entries":1,"head":3,"length":true}', b"[" * 4000, b"x" * 5000):
+        mark_of(one).write_bytes(damage)
+        with pytest.raises(Corrupt, match=r"one\.jsonl\.head"):
+            Ledger.open(one)
 
 
 def test_a_whole_last_line_without_its_end_still_counts(tmp_path):
@@ -107,7 +162,7 @@ def test_void_gives_back_only_an_open_reservation(tmp_path):
     path = tmp_path / "ledger.jsonl"
     budget = RenyiFilter(3.0, 1e-5)
     ledger = Ledger.open(path, budget=budget)
-    permit = ledger.reserve("first", events.Gaussian(2.0), budget=budget)
+    permit = ledger.reserve("first", events.Gaussian(2.0), budget=budget, returnable=True)
     ledger.void(permit, "nothing was released")
     assert ledger.permits() == []
     ledger.reserve("second", events.Gaussian(2.0), budget=budget)
@@ -138,3 +193,193 @@ def test_one_holder_at_a_time(tmp_path):
         pass
     with hold(tmp_path / "lock", "run x"):
         assert (tmp_path / "lock").exists()
+
+
+def test_a_budget_is_asked_for_all_uses(tmp_path):
+    """Not for one of them, with all reserved."""
+    budget = RenyiFilter(3.0, 1e-5)
+    ledger = Ledger.open(tmp_path / "people.jsonl", budget=budget)
+    event = events.Gaussian(8.0)
+    assert budget.why_not([], event, ledger.adjacency) is None
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("tuning", event, 1000, budget=budget)
+    assert ledger.permits() == []
+
+
+def test_a_budget_is_judged_from_the_file_as_it_is_now(tmp_path):
+    """Two processes have the ledger open; the second to ask must see what the first one got."""
+    path, budget, event = tmp_path / "people.jsonl", RenyiFilter(3.0, 1e-5), events.Gaussian(2.0)
+    one, two = Ledger.open(path, budget=budget), Ledger.open(path, budget=budget)
+    one.reserve("first", event, budget=budget)
+    with pytest.raises(BudgetExceeded):
+        two.reserve("second", event, budget=budget)
+    assert [p.name for p in Ledger.read(path).permits()] == ["first"]
+
+
+def test_what_has_begun_or_was_reserved_for_good_is_never_given_back(tmp_path):
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    tuning = ledger.reserve("tuning: 3 candidates", STEP)
+    training = ledger.begin(ledger.reserve("training", STEP, 5, returnable=True))
+    with pytest.raises(InvalidInput, match="reserved for good"):
+        ledger.void(tuning, "never happened")
+    with pytest.raises(InvalidInput, match="has begun"):
+        ledger.void(training, "never happened")
+    ledger.finish(training, steps=5, card="0" * 64, files={})
+    with pytest.raises(InvalidInput, match="may follow the end"):
+        ledger.void(training, "never happened")
+    assert [p.name for p in Ledger.read(ledger.path).permits()] == ["tuning: 3 candidates", "training"]
+
+
+def test_a_permit_allows_releases_from_its_beginning_to_the_end_of_the_run(tmp_path):
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    permit = ledger.reserve("training", STEP, 2, returnable=True)
+    with pytest.raises(InvalidInput, match="before the first release"):
+        permit.check(0)
+    permit = ledger.begin(permit)
+    permit.check(1)
+    assert ledger.begin(permit) == permit  # again, after a crash
+    ledger.finish(permit, steps=2, card="0" * 64, files={})
+    with pytest.raises(InvalidInput, match="finished"):
+        ledger.begin(permit).check(0)
+
+
+def test_a_run_that_was_given_back_cannot_begin(tmp_path):
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    permit = ledger.reserve("training", STEP, returnable=True)
+    ledger.void(permit, "the input was refused")
+    with pytest.raises(InvalidInput, match="not an open reservation"):
+        ledger.begin(permit)
+
+
+def test_there_is_one_end(tmp_path):
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    permit = ledger.begin(ledger.reserve("training", STEP, returnable=True))
+    ledger.finish(permit, steps=1, card="0" * 64, files={"model.safetensors": "1" * 64})
+    before = ledger.path.read_bytes()
+    ledger.finish(permit, steps=1, card="0" * 64, files={"model.safetensors": "1" * 64})
+    assert ledger.path.read_bytes() == before
+    with pytest.raises(InvalidInput, match="may follow the end"):
+        ledger.finish(permit, steps=1, card="0" * 64, files={"model.safetensors": "2" * 64})
+    for write in (lambda: ledger.reserve("more", STEP), lambda: ledger.note("more"), lambda: ledger.begin(permit).check(0)):
+        with pytest.raises(InvalidInput):
+            write()
+    (tmp_path / "audit.json").write_text("{}")
+    ledger.attach(["audit.json"])
+    (tmp_path / "model.safetensors").write_text("another")
+    with pytest.raises(InvalidInput, match="cannot be exchanged"):
+        ledger.attach(["model.safetensors"])
+    assert Ledger.read(ledger.path).book.attached.keys() == {"audit.json"}
+
+
+def test_nothing_follows_from_a_note(tmp_path):
+    """A note can neither take the place of another line nor change a bill."""
+    ledger = filled(tmp_path / "ledger.jsonl", 1)
+    before = ledger.event()
+    for kind in ("sampling", "void", "finish", "begun", "shared-ledger"):
+        ledger.note(kind, done="read in order", most=1, entry=ledger.permits()[0].entry)
+    assert Ledger.read(ledger.path).event() == before
+    with pytest.raises(InvalidInput, match="JSON"):
+        ledger.note("odd", value=float("nan"))
+    with pytest.raises(InvalidInput, match="printable"):
+        ledger.note("odd\n", value=1)
+
+
+def chained(path, *bodies):
+    """A ledger of these lines, whatever they say, with hashes that fit."""
+    chain = Chain()
+    path.write_bytes(b"".join(chain.add(b) for b in bodies))
+
+
+def test_the_reader_judges_the_lines_whoever_wrote_them(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger.open(path)
+    permit = ledger.begin(ledger.reserve("training", STEP, returnable=True))
+    tuning = ledger.reserve("tuning", STEP)
+    whole = list(ledger.bodies)
+    void = {"type": "void", "entry": permit.entry, "reason": "never happened"}
+    end = {"type": "finish", "entry": permit.entry, "steps": 1, "card": "0" * 64, "files": {}}
+    for wrong, rule in [
+        ([void], "has begun"),
+        ([{**void, "entry": tuning.entry}], "reserved for good"),
+        ([{**void, "entry": "0" * 16}], "not an open reservation"),
+        ([end, {**end, "card": "1" * 64}], "may follow the end"),
+        ([end, void], "may follow the end"),
+        ([{**end, "entry": "0" * 16}], "has begun"),
+        ([{**end, "files": {"../../etc/passwd": "0" * 64}}], "must match"),
+        ([{"type": "attach", "files": {}}], "finished run only"),
+        ([{"type": "sampling", "done": "once", "most": 1}], "must be one of"),
+        ([whole[0]], "first line"),
+        ([whole[1]], "was reserved before"),
+        ([{**whole[1], "entry": "0" * 16, "uses": 10**18}], "at most"),
+        ([{**whole[1], "entry": "0" * 16, "event": {"kind": "poisson-sampled", "rate": 0.5, "event": "gaussian"}}], "event"),
+    ]:
+        mark_of(path).unlink(missing_ok=True)
+        chained(path, *whole, *wrong)
+        for use in (Ledger.read, Ledger.open):
+            with pytest.raises(Corrupt, match=rf"ledger\.jsonl: line \d+: .*{rule}"):
+                use(path)
+
+
+def test_a_ledger_of_another_version_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    chained(path, {"type": "ledger", "version": 1, "ledger": "0" * 16, "unit": {}, "adjacency": "", "budget": None})
+    with pytest.raises(Corrupt, match="line 1: ledger version: got 1; must be 2: another version of dpfy"):
+        Ledger.open(path)
+
+
+def test_locks_that_keep_nobody_out_are_refused(tmp_path, monkeypatch):
+    """With such a file system 8 of 8 runs trained on a budget for 5."""
+    import fcntl
+
+    monkeypatch.setattr(fcntl, "flock", lambda handle, operation: None)
+    with pytest.raises(Unsupported, match=r"people\.jsonl on a file system whose locks keep nobody out"):
+        Ledger.open(tmp_path / "people.jsonl")
+    with pytest.raises(Unsupported, match="locks keep nobody out"), hold(tmp_path / "lock", "run x"):
+        pass
+
+    def none(handle, operation):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(Unsupported, match="No locks available"):
+        Ledger.open(tmp_path / "people.jsonl")
+
+
+def test_what_is_no_file_is_no_ledger(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(InvalidInput, match=name):
+            Ledger.open(tmp_path / name)
+        with pytest.raises(Corrupt, match=name):
+            Ledger.read(tmp_path / name)
+
+
+def test_a_ledger_without_end_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    filled(path, 1)
+    monkeypatch.setattr("dpfy.core.chain.MOST", 100)
+    for use in (Ledger.read, Ledger.open):
+        with pytest.raises(Corrupt, match="more than 100 bytes"):
+            use(path)
+
+
+def test_a_full_disk_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
+    import os
+
+    path = tmp_path / "ledger.jsonl"
+    ledger = filled(path, 1)
+    before, write = path.read_bytes(), os.write
+
+    def full(handle, content):
+        write(handle, bytes(content)[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        ledger.reserve("second", STEP)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert len(ledger.permits()) == len(Ledger.open(path).permits()) == 1

@@ -12,6 +12,7 @@ from dpfy.core.events import Gaussian, Repeated
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.banded import Banded
+from dpfy.plan.claim import ForeignBatches
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.sampling.slots import FixedOrderSampler, ReshuffledSampler
 
@@ -68,8 +69,7 @@ def tuned(path: Path) -> Path:
 
 def foreign(path: Path, most: int | None = 2) -> Path:
     """The plan says Poisson; the batches came from somewhere else."""
-    facts = {"done": "batches came from a loader that shuffles every epoch"} | ({"most": most} if most else {})
-    _loop(path, before=lambda training: training.folder.ledger.note("sampling", **facts))
+    _loop(path, batches=ForeignBatches("batches came from a loader that shuffles every epoch", most))
     return path
 
 
@@ -100,10 +100,17 @@ def converted(path: Path) -> Path:
     return path
 
 
-def _loop(path: Path, *, stop: int | None = None, resume: bool = False, before: object = None) -> None:
+def _loop(
+    path: Path,
+    *,
+    stop: int | None = None,
+    resume: bool = False,
+    before: object = None,
+    batches: ForeignBatches | None = None,
+) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    run = dpfy.Run(path, resume=resume)
+    run = dpfy.Run(path, resume=resume, batches=batches)
     with dpfy.PrivateTraining(net, optimizer, data(), plain_plan(), run) as training:
         if before is not None:
             before(training)  # type: ignore[operator]

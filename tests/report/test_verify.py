@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import dpfy
-from dpfy.core.codec import digest
 from dpfy.core.errors import InvalidInput
-from dpfy.report import card as cards
+from dpfy.core.ledger import Ledger
+from dpfy.report import again
 from dpfy.report.verify import verify
 
+sys.path.insert(0, str(Path(__file__).parent))
+import forge
 
-def make_run(path, noise=2.0):
+
+def make_run(path, noise=2.0, batch=20):
     torch.manual_seed(0)
     x, y = torch.randn(100, 4), torch.randint(0, 2, (100,))
     net = nn.Linear(4, 2)
-    plan = dpfy.dpsgd(100, 20, steps=5).with_noise(noise, delta=1e-3)
+    plan = dpfy.dpsgd(100, batch, steps=5).with_noise(noise, delta=1e-3)
     dpfy.fit(net, (x, y), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=path, test=(x, y))
     return path
 
@@ -64,16 +69,11 @@ def test_a_missing_file_is_found_and_named(run, name):
     assert any(name in f.what + f.detail for f in failed(run))
 
 
-def edit(run, path, value):
-    """An edit by someone who knows the format: the digest is made anew."""
-    card = json.loads((run / "privacy.json").read_text())
-    place = card
-    for key in path[:-1]:
-        place = place[key]
-    assert place[path[-1]] != value
-    place[path[-1]] = value
-    del card["digest"]
-    (run / "privacy.json").write_bytes(cards.render(card | {"digest": digest(card)}))
+def edit(run, path, value, *, chain=False):
+    """An edit by someone who knows the format: the digest is made anew, and with `chain` the ledger's end as well."""
+    card = forge.card_of(run)
+    forge.put(card, path, value)
+    (forge.conform if chain else forge.reseal)(run, card)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_an_edited_claim_is_found_though_the_digest_fits(run, path, value, named
 )
 @pytest.mark.parametrize("alone", [False, True], ids=["run", "card"])
 def test_every_derived_field_is_derived_again(run, path, value, named, alone):
-    edit(run, path, value)
+    edit(run, path, value, chain=True)
     assert any(named in f.what + f.detail for f in failed(run / "privacy.json" if alone else run)), failed(run)
 
 
@@ -147,17 +147,19 @@ def test_an_edited_page_is_found_and_a_missing_one_is_not_held_against_the_run(r
 
 def test_a_card_of_another_version_is_held_to_its_numbers_not_its_words(run):
     """Wording may change from version to version."""
-    edit(run, ("provenance", "dpfy"), "0.0.1")
-    edit(run, ("tier", "why"), "In other words.")
+    edit(run, ("provenance", "dpfy"), "0.0.1", chain=True)
+    edit(run, ("tier", "why"), "In other words.", chain=True)
     assert failed(run) == []
-    edit(run, ("formal", "training", "epsilon"), 0.25)
+    edit(run, ("formal", "training", "epsilon"), 0.25, chain=True)
     assert any("formal.training.epsilon" in f.detail for f in failed(run))
 
 
 def test_a_removed_last_line_is_found(run):
     lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     (run / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
-    assert any("ledger" in f.detail for f in failed(run))
+    assert any("are lost" in f.detail for f in failed(run))
+    (run / "ledger.jsonl.head").unlink()
+    assert any("does not say that the run ended" in f.detail for f in failed(run))
 
 
 @pytest.mark.parametrize("name", ["privacy.json", "model.safetensors", "ledger.jsonl"])
@@ -185,3 +187,189 @@ def test_a_run_without_privacy_says_so(tmp_path):
     assert card["guarantee"]["epsilon"] == "infinity"
     assert "NO differential privacy" in card["statement"]
     assert failed(path) == []
+
+
+def failing(run):
+    return {f.what: f.detail for f in failed(run)}
+
+
+CLAIM = "card and plan state what the ledger reserves"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("delta",), 1.9e-3),
+        (("recipe", "records"), 50_000),
+        (("recipe", "clip", "norm"), 7.0),
+        (("accountant",), "rdp"),
+        (("recipe", "unit", "name"), "user"),
+        (("recipe", "steps"), 1),
+    ],
+    ids=lambda v: ".".join(v) if isinstance(v, tuple) else None,
+)
+def test_the_plan_of_card_and_folder_is_the_one_reserved(run, path, value):
+    """With plan.json, card, and every hash in card and ledger's end changed alike, what was reserved before the run tells."""
+    plan, card = json.loads((run / "plan.json").read_text()), forge.card_of(run)
+    forge.put(plan, path, value)
+    (run / "plan.json").write_text(json.dumps(plan, indent=1, sort_keys=True) + "\n")
+    forge.conform(run, card | {"plan": plan})
+    assert ".".join(path) in failing(run)[CLAIM]
+
+
+def test_with_the_ledger_untouched_no_fact_can_be_changed(run):
+    """Utility, caveats, provenance, optimizer: what only the run knows is in the card, and the ledger holds its hash."""
+    ledger = (run / "ledger.jsonl").read_bytes()
+    for path, value in (
+        (("utility", "test_accuracy"), 0.99), (("caveats",), ["none"]), (("provenance", "engine"), "magic"), (("steps_done",), 4),
+        (("optimizer", "learning_rate"), 3.0), (("components", "checked"), "everything"),
+    ):  # fmt: skip
+        whole = (run / "privacy.json").read_bytes()
+        edit(run, path, value)
+        assert "privacy.json is not the card" in failing(run)["ledger and card belong together"], path
+        (run / "privacy.json").write_bytes(whole)
+    assert (run / "ledger.jsonl").read_bytes() == ledger
+    assert failed(run) == []
+
+
+def test_the_caveat_of_a_fixed_seed_cannot_be_removed(tmp_path):
+    run = make_run(dpfy.Run(tmp_path / "run", seed=3)).path
+    card = forge.card_of(run)
+    assert failed(run) == []
+    forge.conform(run, card | {"caveats": []})
+    assert "caveats" in failing(run)[CLAIM]
+    seeded = card["provenance"] | {"seed": "256 bits of operating system entropy, erased at the end of the run"}
+    forge.conform(run, card | {"caveats": [], "provenance": seeded})
+    assert "provenance.seed" in failing(run)[CLAIM]
+
+
+def test_another_model_with_a_second_end_is_found(run):
+    import hashlib
+
+    (run / "model.safetensors").write_bytes(b"another model")
+    second = forge.bodies_of(run / "ledger.jsonl")[-1]
+    second["files"] |= {"model.safetensors": hashlib.sha256(b"another model").hexdigest()}
+    forge.rechain(run / "ledger.jsonl", lambda bodies: bodies.append(second))
+    assert "may follow the end" in failing(run)["ledger.jsonl"]
+
+
+def test_a_void_after_the_beginning_is_found(run):
+    def void(bodies):
+        entry = next(b["entry"] for b in bodies if b["type"] == "begun")
+        bodies.insert(-1, {"type": "void", "entry": entry, "reason": "nothing was released"})
+
+    forge.rechain(run / "ledger.jsonl", void)
+    assert "has begun" in failing(run)["ledger.jsonl"]
+
+
+def test_through_the_interface_nothing_of_a_finished_run_can_be_taken_back(tmp_path):
+    """Neither its reservation in either ledger, nor its tuning; and no note makes it cheaper."""
+    from dpfy.core.events import Gaussian
+
+    people = tmp_path / "people.jsonl"
+    run = make_run(dpfy.Run(tmp_path / "run", ledger=people)).path
+    tuned = Ledger.read(people).reserve("tuning", Gaussian(3.0))
+    for file in (people, run / "ledger.jsonl"):
+        ledger = Ledger.read(file)
+        before = ledger.event()
+        for permit in [*ledger.permits(), *([tuned] if file == people else [])]:
+            with pytest.raises(InvalidInput):
+                ledger.void(permit, "it never happened")
+        assert Ledger.read(file).event() == before
+    with pytest.raises(InvalidInput):
+        Ledger.read(run / "ledger.jsonl").note("sampling", done="read in order", most=1)
+    assert failed(run) == []
+
+
+@pytest.mark.parametrize("share", [0.99, 0.999, 1.01])
+def test_an_epsilon_slightly_off_is_found(run, share):
+    card = forge.card_of(run)
+    card["guarantee"]["epsilon"] *= share
+    forge.conform(run, card)
+    assert "guarantee.epsilon" in failing(run)["every number recomputed from the ledger"]
+
+
+def test_the_adjacency_of_ledger_and_plan_is_compared(run):
+    forge.conform(run, forge.card_of(run), lambda bodies: bodies[0].update(adjacency="zero-out"))
+    assert "adjacency" in failing(run)[CLAIM]
+    forge.conform(run, forge.card_of(run), lambda bodies: bodies[0].update(adjacency="add-or-remove-one"))
+    assert failed(run) == []
+    forge.conform(run, forge.card_of(run), lambda bodies: bodies[0].update(unit={"name": "user", "most_records": 1}))
+    assert "unit" in failing(run)[CLAIM]
+
+
+def test_the_second_opinion_is_compared_the_right_way_round():
+    """RDP bounds a tight claim from above; PLD bounds a looser claim from below."""
+    for accountant, name, stated, second, wrong in [
+        ("tight", "rdp", 3.0, 2.9, True), ("tight", "rdp", 3.0, 3.1, False), ("pld", "rdp", 3.0, 2.9, True),
+        ("rdp", "pld", 3.0, 3.1, True), ("rdp", "pld", 3.0, 2.9, False), ("rdp", "rdp", 3.0, 3.3, True), ("rdp", "rdp", 3.0, 2.0, False),
+    ]:  # fmt: skip
+        assert again._contradicts(accountant, name, stated, second) is wrong, (accountant, name, stated, second)
+
+
+def test_a_claim_that_a_second_accountant_contradicts_fails(run, monkeypatch):
+    """If the tight accountant were wrong: twice the epsilon of RDP."""
+    card = forge.card_of(run)
+    card["guarantee"]["epsilon"] *= 2
+    forge.conform(run, card)
+    assert "rdp gives" in failing(run)["second accountant agrees"]
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_changed_line_ends_of_a_page_are_found(run, name):
+    page = (run / name).read_bytes()
+    (run / name).write_bytes(page.replace(b"\n", b"\r\n"))
+    assert any(name in f.detail for f in failed(run))
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md", "config.toml", "metrics.jsonl", "plan.json"])
+def test_a_flipped_byte_of_any_other_file_is_found(run, name):
+    if not (run / name).exists():
+        (run / name).write_bytes(b"added later\n")
+        assert any(name in f.detail for f in failed(run))
+        return
+    whole = (run / name).read_bytes()
+    for place in (0, len(whole) // 2, len(whole) - 1):
+        (run / name).write_bytes(whole[:place] + bytes([whole[place] ^ 0x04]) + whole[place + 1 :])
+        assert any(name in f.detail for f in failed(run)), place
+
+
+def test_an_audit_is_attached_and_cannot_be_changed_removed_or_slipped_in(run):
+    for name, text in (("audit.json", '{"epsilon_lower": 0.01}'), ("audit.svg", "<svg/>"), ("canaries.npz", "canaries")):
+        (run / name).write_text(text)
+        assert any(name in f.detail for f in failed(run))
+        Ledger.read(run / "ledger.jsonl").attach([name])
+        assert failed(run) == []
+    for name in ("audit.json", "audit.svg", "canaries.npz"):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(whole.replace(b"a", b"b").replace(b"0.01", b"0.02"))
+        assert any(name in f.detail for f in failed(run)) or name == "audit.svg"
+        (run / name).write_bytes(whole + b" ")
+        assert any(name in f.detail for f in failed(run))
+        (run / name).unlink()
+        assert any(name in f.detail for f in failed(run))
+        (run / name).write_bytes(whole)
+    assert failed(run) == []
+
+
+def test_batches_formed_elsewhere_are_billed_everywhere_and_never_less(tmp_path):
+    """A bound on participation that would make the bill smaller is refused before anything is written."""
+    from dpfy.plan.claim import ForeignBatches, unsampled
+
+    people = tmp_path / "people.jsonl"
+    with pytest.raises(InvalidInput, match=r"batches\.most"):
+        make_run(
+            dpfy.Run(tmp_path / "cheap", ledger=people, batches=ForeignBatches("read in order", most=1)), noise=0.5, batch=90
+        )
+    assert not people.exists()
+    assert not (tmp_path / "cheap").exists()
+    run = make_run(dpfy.Run(tmp_path / "run", ledger=people, batches=ForeignBatches("shuffled once", most=4)))
+    plan = dpfy.dpsgd(100, 20, steps=5).with_noise(2.0, delta=1e-3)
+    for file in (people, run.path / "ledger.jsonl"):
+        assert [p.event for p in Ledger.read(file).permits()] == [unsampled(plan.event, 4)]
+    assert failed(run.path) == []
+    card = forge.card_of(run.path)
+    assert card["guarantee"]["epsilon"] > plan.epsilon
+    cheaper = card["accounting"] | {"sampling_note": {"done": "shuffled once", "most": 1}}
+    forge.conform(run.path, card | {"accounting": cheaper})
+    assert "sampling_note.most" in failing(run.path)["every number recomputed from the ledger"]

@@ -162,7 +162,15 @@ def test_a_finished_run_folder_is_safe_to_publish(tmp_path, monkeypatch):
     randomness = Randomness.for_tests(9)
     job.run(config.make({}, flags), tmp_path / "run", seed=9)
     files = sorted(p for p in (tmp_path / "run").rglob("*") if p.is_file())
-    names = {"config.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "plan.json", "privacy.json"}
+    names = {
+        "config.toml",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "model.safetensors",
+        "plan.json",
+        "privacy.json",
+        "ledger.jsonl.head",
+    }
     assert names <= {p.name for p in files} <= names | {"report.html", "report.md"}
     noise = draw({"w": torch.zeros(3, small.FEATURES)}, randomness, "noise", 0)["w"]
     needles = [

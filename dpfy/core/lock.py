@@ -1,0 +1,71 @@
+"""One process at a time: advisory locks that are tried before they are trusted."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dpfy.core import reading
+from dpfy.core.errors import Busy, InvalidInput, Unsupported
+
+LOCAL = "keep it on a local file system, where a lock keeps others out"
+
+
+@contextmanager
+def hold(path: Path, what: str) -> Iterator[None]:
+    """Hold `path` for this process alone, or raise `Busy`: two processes must not train in one run folder."""
+    with locked(path, wait=False, what=what):
+        yield
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool, what: str = "") -> Iterator[int]:
+    """The file at `path`, created if need be, opened for reading and writing and locked until the block is left.
+
+    Guarantees: nobody else is inside such a block for the same file; a file system whose locks keep nobody out is refused.
+    """
+    handle = _opened(path)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Busy(f"{what}: another process is using it; wait for it to end or choose another folder") from None
+        except OSError as problem:
+            raise Unsupported(f"locking {path.name} ({problem.strerror})", LOCAL) from None
+        _try(path, handle)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _opened(path: Path) -> int:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as problem:
+        raise InvalidInput("file", str(path), reading.why(problem, "cannot be opened for writing")) from None
+    except ValueError:
+        raise InvalidInput("file", str(path), "is not the name of a file") from None
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise InvalidInput("file", str(path), f"must be a file, and is {reading.kind(mode)}")
+    return handle
+
+
+def _try(path: Path, handle: int) -> None:
+    """See that a lock just taken keeps a second opening of the same file out."""
+    second = _opened(path)
+    try:
+        if not os.path.samestat(os.fstat(handle), os.fstat(second)):
+            raise Busy(f"{path.name}: was exchanged while it was being opened; try again")
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        raise Unsupported(f"{path.name} on a file system whose locks keep nobody out", LOCAL)
+    finally:
+        os.close(second)
