@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfy.core import check
+from dpfy.core.errors import Corrupt
 from dpfy.core.storage import write_atomically
 from dpfy.report import card as cards
 from dpfy.report import compare, html, markdown
@@ -32,7 +33,10 @@ def publish(run: Path, form: str) -> Written:
     if form == "json":
         return Written(cards.render(card).decode(), None)
     extra = html.extras(folder) if run.is_dir() else {"metrics": [], "audit": None}
-    text = html.render(card, extra) if form == "html" else markdown.render(card, extra["audit"])
+    try:
+        text = html.render(card, extra) if form == "html" else markdown.render(card, extra["audit"])
+    except Exception as problem:  # a card may fit the schema and its own digest, and still make no sense
+        raise Corrupt(cards.NAME, f"cannot be shown ({type(problem).__name__}): run dpfy verify on it") from None
     file = folder / (html.NAME if form == "html" else markdown.NAME)
     write_atomically(file, text.encode())
     return Written(text, file)

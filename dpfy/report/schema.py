@@ -49,11 +49,23 @@ def check(card: Any) -> None:
 
 def problem(card: Any) -> str | None:
     """The first thing in `card` that the schema does not allow, with its field; None if there is none."""
-    found = _first(card, schema(), "")
+    found = _first(card, schema(), "") or _unprintable(card, "")
     return f"{found[0] or 'the card'} {found[1]}" if found else None
 
 
 Problem = tuple[str, str] | None
+
+
+def _unprintable(value: Any, place: str) -> Problem:
+    """Text that would do something to a terminal or a page instead of being read: no card holds any."""
+    if isinstance(value, str):
+        return None if value.isprintable() else (place, "holds characters that cannot be printed")
+    if isinstance(value, dict):
+        parts = [(key, f"{place} (a name)".strip()) for key in value]
+        parts += [(part, f"{place}.{key}".lstrip(".")) for key, part in value.items()]
+    else:
+        parts = [(part, f"{place}.{n}") for n, part in enumerate(value)] if isinstance(value, list) else []
+    return next((found for part, at in parts if (found := _unprintable(part, at))), None)
 
 
 def _first(value: Any, rule: Any, place: str) -> Problem:

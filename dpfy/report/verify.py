@@ -168,13 +168,14 @@ def load_card(path: Path) -> dict[str, Any]:
         content = {k: v for k, v in card.items() if k != "digest"}
         whole = card["format"] == cards.FORMAT and cards.render(card) == raw
         fits = card["digest"] == digest(content)
+        found = schema.problem(card)
     except (Corrupt, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Corrupt(path.name, "is not a privacy card") from None
     if not whole:
         raise Corrupt(path.name, f"is not in the written form of {cards.FORMAT}: it was edited")
     if not fits:
         raise Corrupt(path.name, "does not match its digest: it was edited")
-    if found := schema.problem(card):
+    if found:
         raise Corrupt(path.name, f"does not follow the schema: {found}")
     return dict(card)
 
@@ -262,16 +263,17 @@ def _independent(e: Evidence) -> tuple[bool, str]:
 
 
 def _reports(e: Evidence) -> tuple[bool, str]:
-    """Each page is, byte for byte, the one that the run wrote, or the one that this version of dpfy writes from card and audit."""
+    """Each page is, byte for byte, the one that this version of dpfy writes from card and audit; or, for a run of another version,
+    the one that the run wrote."""
+    extra = html.extras(e.file(""))
+    written = {
+        html.NAME: {html.render(e.card, extra).encode(), html.render(e.card, extra | {"audit": None}).encode()},
+        markdown.NAME: {markdown.render(e.card, extra["audit"]).encode(), markdown.render(e.card).encode()},
+    }
     missing = [name for name in PAGES if not e.file(name).is_file()]
-    changed = e.differ({name: e.finish["files"].get(name, "") for name in PAGES if name not in missing})
-    if changed:
-        extra = html.extras(e.file(""))
-        written = {
-            html.NAME: {html.render(e.card, extra).encode(), html.render(e.card, extra | {"audit": None}).encode()},
-            markdown.NAME: {markdown.render(e.card, extra["audit"]).encode(), markdown.render(e.card).encode()},
-        }
-        changed = [name for name in changed if reading.content(name, e.file(name)) not in written[name]]
+    changed = [name for name in PAGES if name not in missing and reading.content(name, e.file(name)) not in written[name]]
+    if not again.same_version(e.card):
+        changed = e.differ({name: e.finish["files"].get(name, "") for name in changed})
     if changed:
         return False, f"{', '.join(changed)} is not the page of this card: it was edited (dpfy report writes it again)"
     return True, f"{', '.join(missing)} is not there; dpfy report writes it" if missing else "holds"
