@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NAME = "signature.json"
 CHECK = "signature"
 RUN, HEAD = "dpfy-run-1", "dpfy-head-1"
-HEX = re.compile(r"[0-9a-f]{64}")
+HEX, SIGNATURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{128}")
 MOST_KEY = 1 << 16
 
 
@@ -160,8 +160,10 @@ def _read(file: Path, form: str) -> Signed:
     try:
         read = reading.parsed_json(file.name, reading.content("signature", file, most=MOST_KEY))
         signatures = {row["key"]: row["signature"] for row in read["signatures"]}
-        texts = [*signatures, *signatures.values(), read["statement"]["head"]]
-        if read["statement"]["format"] != form or not all(isinstance(text, str) for text in texts):
+        hashes = [*signatures, read["statement"]["head"]]
+        if read["statement"]["format"] != form or not all(HEX.fullmatch(text) for text in hashes):
+            raise TypeError
+        if not all(SIGNATURE.fullmatch(text) for text in signatures.values()):
             raise TypeError
         signed = Signed(file.name, dict(read["statement"]), signatures)
         canonical(signed.statement)
