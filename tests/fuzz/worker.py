@@ -43,7 +43,7 @@ class Guard:
                 if (
                     isinstance(path, str | bytes | os.PathLike)
                     and not self.inside(os.fsdecode(path))
-                    and "matplotlib" not in str(path)
+                    and not any(word in str(path) for word in LIBRARIES)
                 ):
                     self.block(event, path)
 
