@@ -89,8 +89,11 @@ def erase(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
-    with open(path, "rb") as file:
+    """SHA-256 of a file, as hex. What is no regular file (a pipe would be waited for) is an OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

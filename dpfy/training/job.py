@@ -20,7 +20,7 @@ from dpfy.noise.schedule import equal_phases
 from dpfy.plan.auto import Setting, Target, recipe_for
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.report.card import NAME as CARD
-from dpfy.training.config import JobConfig, LedgerConfig, TrainingConfig
+from dpfy.training.config import JobConfig, LedgerConfig, TrainingConfig, read_toml
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
 from dpfy.training.mark import CANARIES, HIDDEN, Mark, refuse_planted
@@ -144,7 +144,7 @@ def stored_config(out: Path) -> dict[str, dict[str, Any]]:
     if not can_resume(out):
         raise InvalidInput("run", str(out), again)
     try:
-        return reading.toml("config", out / HIDDEN / "config.toml")
+        return read_toml(out / HIDDEN / "config.toml")
     except InvalidInput:
         raise InvalidInput("run", str(out), "its stored configuration is damaged; give the configuration again") from None
 

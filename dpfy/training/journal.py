@@ -113,7 +113,7 @@ def _read(path: Path) -> tuple[dict[int, tuple[list[float], str]], int]:
     try:
         rows = [json.loads(line) for line in whole.splitlines()]
         return {int(row["step"]): ([float(r) for r in row["rates"]], str(row["sum"])) for row in rows}, len(whole)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise Corrupt(f"checkpoint/{NAME}", "is damaged: the run cannot be resumed; start a new one") from None
 
 

@@ -292,7 +292,15 @@ class Watch:
             content = json.loads(self.file.read_bytes())
             self._expected, refusal = content["fingerprint"], content["refusal"]
             self.checks = Checks(**content["checks"])
-        except (ValueError, KeyError, TypeError, OSError):
+            counts = (self.checks.recorded, self.checks.replayed, self.checks.through_model)
+            if not all(type(n) is int for n in counts) or not isinstance(self.checks.why, str):
+                raise ValueError("counts")
+            if not all(value is None or isinstance(value, str) for value in (self._expected, refusal)):
+                raise ValueError("words")
+            if self._expected is not None:
+                joined(self._expected, self._expected)
+                scaled_by_size(self._expected, self._expected)
+        except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError):
             raise Corrupt(f"checkpoint/{self.file.name}", "is damaged: start a new run") from None
         if refusal is not None:
             raise Unsupported(f"a run that was refused ({refusal})", "start a new run")
