@@ -62,22 +62,26 @@ class Guard:
         """The run has put the weights back as they were: their counters have moved, their contents have not."""
         self._moved = _marks(self._moving)
 
-    def check(self, *, look: bool = True) -> None:
-        """Refuse whatever was changed by others since `accept`. Without `look`, contents are left for the next check."""
-        if self._sizes != [len(d) for d in self._dicts] or not all(
-            map(is_, chain.from_iterable(d.values() for d in self._dicts), self._held)
-        ):
-            raise Unsupported("a module, parameter or buffer added, replaced or removed while a run lasts", SHAPE)
-        if self._requires() != self._wanted:
-            raise Unsupported("a parameter frozen or unfrozen while a run lasts", SHAPE)
+    def check(self) -> None:
+        """Refuse whatever was changed by others since `accept`."""
+        self.check_shape()
         if self._groups() != self._grouped:
             raise Unsupported("parameter groups of the optimizer changed while a run lasts", SHAPE)
         self._compare(self._still, self._still_marks, "changed in training", STILL)
         self._compare(self._moving, self._moved, "written to outside of training.step", OUTSIDE)
         if _marks(self._states()) != self._state:
             raise Unsupported("a state of the optimizer written to outside of training.step", OUTSIDE)
-        if look and self._sum is not None:
+        if self._sum is not None:
             self._look(self._sum)
+
+    def check_shape(self) -> None:
+        """Refuse a model with other modules, parameters or buffers than before, or others that want a gradient."""
+        if [len(d) for d in self._dicts] != self._sizes or not all(
+            map(is_, chain.from_iterable([d.values() for d in self._dicts]), self._held)
+        ):
+            raise Unsupported("a module, parameter or buffer added, replaced or removed while a run lasts", SHAPE)
+        if self._requires() != self._wanted:
+            raise Unsupported("a parameter frozen or unfrozen while a run lasts", SHAPE)
 
     def _look(self, moved: Tensor) -> None:
         if not torch.equal(checksum(self._still), self._still_sum):

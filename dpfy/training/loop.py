@@ -249,7 +249,7 @@ class PrivateTraining:
         if self._pieces is None or not self._pieces.waiting:
             raise InvalidInput("step", "an extra call", "step(losses) follows a batch from batches(), once")
         with self._final():
-            self._guard.check(look=False)
+            self._guard.check_shape()
         return self._pieces
 
     def _take(self, part: Bounded[Grads], keep: bool = True) -> None:
