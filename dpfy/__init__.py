@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpfy.gradients.inspect import inspect
     from dpfy.gradients.per_user import per_user
     from dpfy.plan.auto import auto
+    from dpfy.plan.claim import ForeignBatches
     from dpfy.plan.correlated import bandmf, blt, dpftrl
     from dpfy.plan.recipe import Plan, Recipe, dpsgd
     from dpfy.report.verify import verify
@@ -43,6 +44,7 @@ _HOME = {
     "per_user": "dpfy.gradients.per_user",
     "Adjacency": "dpfy.core.unit",
     "Unit": "dpfy.core.unit",
+    "ForeignBatches": "dpfy.plan.claim",
     "Plan": "dpfy.plan.recipe",
     "Recipe": "dpfy.plan.recipe",
     "auto": "dpfy.plan.auto",
@@ -65,6 +67,7 @@ __all__ = [
     "Busy",
     "Corrupt",
     "DpfyError",
+    "ForeignBatches",
     "InvalidInput",
     "Ledger",
     "Plan",

@@ -30,10 +30,10 @@ def verify(
     """
     from dpfy.report.verify import verify as check_run
 
-    findings = check_run(run, keys=key or (), head=head)
+    findings, name = check_run(run, keys=key or (), head=head), run.name or run.resolve().name
     good = all(f.holds for f in findings)
     rows = [{"check": f.what, "holds": f.holds, "detail": f.detail} for f in findings]
     lines = [f"{'ok    ' if f.holds else 'FAILED'} {f.what}: {f.detail}" for f in findings]
-    lines.append(f"{run.name}: {'verified' if good else 'NOT verified'}")
-    tell({"run": run.name, "verified": good, "checks": rows}, [one_line(line) for line in lines], as_json=as_json)
+    lines.append(f"{name}: {'verified' if good else 'NOT verified'}")
+    tell({"run": name, "verified": good, "checks": rows}, [one_line(line) for line in lines], as_json=as_json)
     raise typer.Exit(0 if good else 1)

@@ -48,10 +48,12 @@ def stated_ledger(card: dict[str, Any]) -> Ledger:
     }
     unit = {"name": card["unit"]["name"], "most_records": card["unit"]["most_records"]}
     header = {"type": "ledger", "version": VERSION, "ledger": NOBODY, "unit": unit, "adjacency": card["adjacency"]["name"]}
+    covered = card["accesses"]["covered"]
+    own = next((n for n, row in enumerate(covered) if row["name"] == assumptions.TRAINING), None)
     rows = [
         {"type": "reserve", "entry": f"{n:016x}", "name": row["name"], "event": row["event"], "uses": row["uses"], "time": 0}
-        | {"claim": claim if row["name"] == assumptions.TRAINING else {}, "returnable": False}
-        for n, row in enumerate(card["accesses"]["covered"])
+        | {"claim": claim if n == own else {}, "returnable": False}
+        for n, row in enumerate(covered)
     ]
     bodies = [header | {"budget": None}, *rows]
     return Ledger(Path(cards.NAME), Chain(bodies, [card["ledger"]["head"]] * len(bodies)), Book.of(cards.NAME, bodies))

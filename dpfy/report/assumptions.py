@@ -1,8 +1,8 @@
 """What the accounting assumes, what was done, and whether they agree; and the guarantee without amplification beside it.
 
-dpfy samples by itself, so that the two agree by construction. Who forms batches elsewhere says so before the run,
-``Run(path, batches=ForeignBatches("shuffled once, then read in order", most=EPOCHS))``: the reservation is then made, and billed, without
-amplification, with `most` (may be left out) bounding the steps in which one unit takes part.
+dpfy samples by itself, so that the two agree by construction. Who forms batches elsewhere says so before the run, by
+``dpfy.Run(path, batches=dpfy.ForeignBatches("shuffled once, then read in order", most=EPOCHS))``: the reservation is then made, and
+billed, without amplification, with `most` (may be left out) bounding the steps in which one unit takes part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dpfy import accounting
 from dpfy.core import participation
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError
-from dpfy.core.ledger import Ledger
+from dpfy.core.ledger import Ledger, Permit
 from dpfy.plan.claim import Claim
 from dpfy.report import numbers
 from dpfy.report.words import absent, participation_words
@@ -24,12 +24,17 @@ YES, NO, NEARLY, STATED = "yes", "no", "nearly", "stated"
 PUBLIC, NOTHING = "declared public", "nothing by the caller"
 
 
+def training_of(ledger: Ledger) -> Permit:
+    """The reservation of the run itself: the first that is called training. Others of that name are billed like any access."""
+    found = next((p for p in ledger.permits() if p.name == TRAINING), None)
+    if found is None:
+        raise Corrupt(ledger.path.name, "reserves no training")
+    return found
+
+
 def claim_of(ledger: Ledger) -> Claim:
-    """The claim with which the ledger of a run reserves its one training."""
-    found = [p for p in ledger.permits() if p.name == TRAINING]
-    if len(found) != 1:
-        raise Corrupt(ledger.path.name, f"reserves {len(found)} trainings where a run has one")
-    return Claim.from_json(found[0].claim)
+    """The claim with which the ledger of a run reserves its training."""
+    return Claim.from_json(training_of(ledger).claim)
 
 
 def stated_note(claim: Claim) -> dict[str, Any]:

@@ -205,6 +205,8 @@ def _head(e: Evidence) -> tuple[bool, str]:
         return False, f"{LEDGER} is not the ledger the card was computed from: lines were removed, added or exchanged"
     if hashlib.sha256(cards.render(e.card)).hexdigest() != e.finish["card"]:
         return False, f"{cards.NAME} is not the card with which {LEDGER} says the run ended"
+    if e.finish["entry"] != assumptions.training_of(e.ledger).entry:
+        return False, f"{LEDGER} says that something else ended than the training it reserves"
     same = e.finish["steps"] == e.card["steps_done"]
     return _outcome(
         None if same else f"{cards.NAME} steps_done is not the number of steps after which {LEDGER} says the run ended"
@@ -237,7 +239,7 @@ def _claim(e: Evidence) -> tuple[bool, str]:
     for name, plan in stated.items():
         if found := differences(plan, due):
             return False, f"{name} is not the plan that {source} reserves: {'; '.join(found[:3])}"
-    if [p.event for p in e.ledger.permits() if p.name == assumptions.TRAINING] != [claim.event]:
+    if assumptions.training_of(e.ledger).event != claim.event:
         return False, f"{source} reserves another event than its own plan describes"
     if (e.ledger.unit, e.ledger.adjacency) != (claim.plan.recipe.unit, claim.plan.recipe.adjacency):
         return False, f"{source} states another unit or adjacency than the plan (guarantee.unit, guarantee.adjacency)"

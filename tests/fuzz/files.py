@@ -220,6 +220,8 @@ def mutate(rng: random.Random, path: Path) -> None:
         ways += [lambda: json_changed(rng, content, signed=False), lambda: json_changed(rng, content, signed=True)] * 2
     if path.name in ("ledger.jsonl", "people.jsonl"):
         ways += [lambda: chain_changed(rng, content)] * 3
+        if rng.random() < 0.7:  # the mark beside it would tell at once
+            path.with_name(f"{path.name}.head").unlink(missing_ok=True)
     path.write_bytes(rng.choice(ways)())
 
 

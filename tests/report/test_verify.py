@@ -373,3 +373,24 @@ def test_batches_formed_elsewhere_are_billed_everywhere_and_never_less(tmp_path)
     cheaper = card["accounting"] | {"sampling_note": {"done": "shuffled once", "most": 1}}
     forge.conform(run.path, card | {"accounting": cheaper})
     assert "sampling_note.most" in failing(run.path)["every number recomputed from the ledger"]
+
+
+def test_a_second_reservation_of_the_same_name_is_billed_and_the_run_still_ends(tmp_path):
+    import runs
+
+    from dpfy.core.events import Gaussian
+
+    runs._loop(tmp_path / "run", before=lambda training: training.folder.ledger.reserve("training", Gaussian(9.0)))
+    assert failed(tmp_path / "run") == []
+    assert failed(tmp_path / "run" / "privacy.json") == []
+    assert len(forge.card_of(tmp_path / "run")["accesses"]["covered"]) == 2
+
+
+def test_the_end_is_that_of_the_training(run):
+    def other(bodies):
+        entry = "0" * 16
+        bodies.insert(-1, {**bodies[1], "entry": entry, "name": "audit", "claim": {}, "returnable": False})
+        bodies[-1]["entry"] = entry
+
+    forge.conform(run, forge.card_of(run), other)
+    assert "something else ended" in failing(run)["ledger and card belong together"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -20,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import small
 
 
-def stop_after(path: Path, steps: int, seed: int = 5) -> None:
+def stop_after(path: Path, steps: int, seed: int = 5, ledger: Path | None = None) -> None:
     """Begin a run and leave it after some steps, as a user who breaks out of the loop does."""
     torch.set_num_threads(1)
     net = small.model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
     update = dpfy.Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
-    run = dpfy.Run(path, seed=seed)
+    run = dpfy.Run(path, seed=seed, ledger=ledger)
     runtime = dpfy.Runtime(max_physical_batch=12)
     with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(), run, runtime=runtime, update=update) as training:
         for x, y in training.batches():
@@ -254,3 +255,86 @@ def test_a_unit_of_several_records_needs_data_that_is_grouped_by_it(tmp_path):
         ):
             pass
         assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("most", [2, 5])
+def test_a_plan_for_users_never_accepts_ungrouped_data(tmp_path, most):
+    """The numbers agree: as many records as the plan has users. Each record would count as a user of its own."""
+    net = small.model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    plan = dpfy.dpsgd(small.RECORDS, 20, steps=2, unit=dpfy.Unit("user", most)).with_noise(1.0)
+    with pytest.raises(InvalidInput, match=rf"owns up to {most}; group the data with dpfy\.by_user"):
+        dpfy.fit(net, small.data(), plan=plan, optimizer=optimizer, run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_crash_after_the_end_publishes_the_card_that_the_ledger_names(tmp_path, monkeypatch):
+    """Whatever the resumed run would say now: other figures, other rows of metrics."""
+    from dpfy.report.verify import verify
+    from dpfy.training import finish
+
+    def crash(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(finish, "publish", crash)
+    with pytest.raises(KeyboardInterrupt):
+        small.train(dpfy.Run(tmp_path / "run", seed=5))
+    monkeypatch.undo()
+    assert not (tmp_path / "run" / "privacy.json").exists()
+    staged = (tmp_path / "run" / "checkpoint" / "privacy.json").read_bytes()
+    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    assert any("unfinished" in f.detail for f in verify(tmp_path / "run"))
+    again = shutil.copytree(tmp_path / "run", tmp_path / "again")
+    assert small.train(dpfy.Run(tmp_path / "run", seed=5, resume=True)).engine == "finished before"
+    assert (tmp_path / "run" / "privacy.json").read_bytes() == staged
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
+    assert all(f.holds for f in verify(tmp_path / "run"))
+    (again / "checkpoint" / "privacy.json").write_bytes(staged.replace(b'"test_accuracy"', b'"best_accuracy"'))
+    with pytest.raises(Corrupt, match=r"checkpoint/privacy\.json"):
+        small.train(dpfy.Run(again, seed=5, resume=True))
+
+
+def test_a_run_that_ended_releases_nothing_more(tmp_path, monkeypatch):
+    """Ended early, killed before the card: the permit allows no further step."""
+    net = small.model()
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), small.plan(), tmp_path / "run"
+    ) as training:
+        for x, y in training.batches():
+            training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
+            training.finish()
+            break
+        permit = training.folder.ledger.begin(training.folder.permit)
+        with pytest.raises(InvalidInput, match="nothing more may be released"):
+            permit.check(1)
+
+
+def test_no_step_before_the_beginning_is_written_in_both_ledgers(tmp_path):
+    from dpfy.core.ledger import Ledger
+
+    people = tmp_path / "people.jsonl"
+    net = small.model()
+    run = dpfy.Run(tmp_path / "run", ledger=people)
+    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), small.plan(), run) as training:
+        with pytest.raises(InvalidInput, match="before the first release"):
+            training.folder.permit.check(0)
+        for x, y in training.batches():
+            training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
+            break
+        for file in (people, tmp_path / "run" / "ledger.jsonl"):
+            ledger = Ledger.read(file)
+            assert ledger.book.begun == {ledger.permits()[0].entry}
+            with pytest.raises(InvalidInput, match="has begun"):
+                ledger.void(ledger.permits()[0], "it never happened")
+
+
+def test_a_resumed_run_must_ask_for_what_was_reserved(tmp_path):
+    """Without the data set's ledger, or with batches formed elsewhere after all, it would be another claim."""
+    people = tmp_path / "people.jsonl"
+    stop_after(tmp_path / "run", 3, ledger=people)
+    with pytest.raises(Corrupt, match="reserves something else than this run asks for: shared"):
+        small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5))
+    batches = dpfy.ForeignBatches("read in order")
+    with pytest.raises(Corrupt, match="reserves something else than this run asks for: batches"):
+        small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people, batches=batches))
+    small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people))
