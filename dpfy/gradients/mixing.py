@@ -29,13 +29,15 @@ UNREAD = "use tensor operations, example by example; read values after step, and
 class Observed:
     """What must not change: losses, gradients of parameters, and what arrived at layers (gradient, saved tensors).
 
-    The gradients are those of the losses weighted by `weights`.
+    The gradients are those of the losses weighted by `weights`, all of them 1 when the program was recorded; `arrived` is what the
+    layers got then.
     """
 
     weights: Ref
     losses: Ref
     gradients: list[Ref]
     reports: list[tuple[Ref, list[Ref]]]
+    arrived: list[Tensor]
 
     @property
     def refs(self) -> list[Ref]:
@@ -61,6 +63,7 @@ def observe(program: Program, losses: Tensor, weights: Tensor, engine: Any, para
         program.ref(losses),
         [program.ref(g) for g in dense],
         [(program.ref(g), [program.ref(t) for t in saved]) for g, saved in reports],
+        [g for g, _ in reports],
     )
 
 
@@ -109,27 +112,57 @@ class Replacement:
         return Replacement(self.batch, self.batch, self.rows).contents(program, weights)
 
 
-def check_apart(program: Program, seen: Observed, losses: Tensor, changed: Replacement, moved: dict[int, Any]) -> None:
-    """Run the program twice, as it was and with `changed`; refuse it if a part of an example that was not replaced differs.
+def check_apart(
+    program: Program, seen: Observed, losses: Tensor, changes: Sequence[Replacement], moved: dict[int, torch.UntypedStorage]
+) -> None:
+    """Run the program as it was and with each of `changes`, all of the same rows; refuse it if a part of another example differs.
 
-    `moved` holds other contents for the parameters' storages, in both runs; with none, the first run must give `losses` again.
+    `moved` holds other contents for the parameters' storages, in all runs; with none, the first run must give `losses` again.
 
     Guarantees: raises :class:`Unsupported` where they differ (on a CPU, in a single bit), where a value that Python read differs and
     where a shape does; :class:`Unrecordable` if the program does not give the losses that it was recorded with.
     """
     keep = seen.refs
-    plain = program.run(changed.original(program, seen.weights) | moved, keep)
+    plain = program.run(changes[0].original(program, seen.weights) | moved, keep)
     if not moved and not _equal(plain.at(seen.losses), losses.detach(), rounding=True):
         raise Unrecordable("operations that give other losses when they are run again")
-    try:
-        other = program.run(changed.contents(program, seen.weights) | moved, keep)
-    except Reshaped as problem:
-        what = f"a step whose shapes depend on the values of the batch ({problem})"
-        raise Unsupported(what, "keep every row and mask what does not count (torch.where)") from None
-    if any(not _equal_values(a, b) for a, b in zip(plain.reads, other.reads, strict=True)):
-        raise Unsupported(READ, UNREAD)
-    if _differs(plain, other, seen, changed.rows):
-        raise Unsupported(f"{MIXED}{_culprit(program, changed, moved, seen)}", APART)
+    for changed in changes:
+        try:
+            other = program.run(changed.contents(program, seen.weights) | moved, keep)
+        except Reshaped as problem:
+            what = f"a step whose shapes depend on the values of the batch ({problem})"
+            raise Unsupported(what, "keep every row and mask what does not count (torch.where)") from None
+        if any(not _equal_values(a, b) for a, b in zip(plain.reads, other.reads, strict=True)):
+            raise Unsupported(READ, UNREAD)
+        if _differs(plain, other, seen, changed.rows):
+            raise Unsupported(f"{MIXED}{_culprit(program, changed, moved, seen)}", APART)
+
+
+def check_sum(program: Program, seen: Observed, changed: Replacement) -> None:
+    """Refuse a backward pass over the batch in which the gradients of some examples change with those of others.
+
+    What arrives at a layer for all examples must be what arrives for the examples of `changed` plus what arrives for the others. An
+    engine that runs backward for one example at a time has nothing to check here.
+    """
+    if not seen.reports:
+        return
+    refs = [grad for grad, _ in seen.reports]
+    mine, theirs = (
+        program.run(Replacement(changed.batch, changed.batch, rows).contents(program, seen.weights), refs)
+        for rows in (changed.rows, ~changed.rows)
+    )
+    for ref, whole in zip(refs, seen.arrived, strict=True):
+        if not _adds_up(whole, mine.at(ref), theirs.at(ref)):
+            raise Unsupported(f"{MIXED}, in the backward pass", APART)
+
+
+def _adds_up(whole: Tensor, a: Tensor, b: Tensor) -> bool:
+    """Exactly where one part is zero, as where examples lie in rows; else, where they were summed already, up to rounding."""
+    finite = whole.isfinite() & a.isfinite() & b.isfinite()
+    apart = (a == 0) | (b == 0)
+    size = torch.where(finite, whole, 0.0).abs().amax() if whole.numel() else whole.new_zeros(())
+    near = (a + b - whole).abs() <= 64 * torch.finfo(whole.dtype).eps * size
+    return bool((~finite | torch.where(apart, a + b == whole, near)).all())
 
 
 def _differs(plain: Memory, other: Memory, seen: Observed, rows: Tensor) -> bool:
@@ -203,7 +236,7 @@ def moved_parameters(program: Program, params: Sequence[nn.Parameter], seed: int
     return found
 
 
-def _culprit(program: Program, changed: Replacement, moved: dict[int, Any], seen: Observed) -> str:
+def _culprit(program: Program, changed: Replacement, moved: dict[int, torch.UntypedStorage], seen: Observed) -> str:
     """The first operation after which rows that were not replaced differ, in words; nothing if there is none to be found."""
     plain, other = (
         Memory(program, contents | moved)

@@ -79,6 +79,7 @@ class Operation:
     written: list[Ref]
     view: bool = False
     read: bool = False
+    graph: bool = False
     random: tuple[torch.Generator, Tensor] | None = None
 
 
@@ -215,9 +216,11 @@ class Memory:
         if operation.random is not None:
             generator, state = operation.random
             generator.set_state(state)
+        torch._C._set_grad_enabled(operation.graph)  # nothing here wants a gradient, but some operations keep more with it
         result = operation.call(*args, **kwargs)
         if operation.read:
             self.reads.append(result)
+            return
         for ref, t in zip(operation.outputs, _tensors(result), strict=True):
             if ref.storage in self.storages:
                 continue
@@ -290,7 +293,7 @@ class Recorder:
         if torch.Tag.nondeterministic_seeded in call.tags:
             device = next((r.device for r in inputs), None) or torch.device(kwargs.get("device") or "cpu")
             random = _generator(kwargs.get("generator"), device)
-        return Operation(call, arguments, inputs, [], written, random=random)
+        return Operation(call, arguments, inputs, [], written, graph=torch.is_grad_enabled(), random=random)
 
     def _after(self, operation: Operation, result: Any) -> None:
         program = self.program

@@ -32,6 +32,7 @@ from dpfy.gradients.mixing import (
     Replacement,
     check_apart,
     check_flow,
+    check_sum,
     moved_parameters,
     observe,
 )
@@ -43,6 +44,9 @@ PARTS = 6
 
 ROWS = (24, 40)
 """A checked step begins with a physical batch of about this many records: enough to show mixing, and cheap."""
+
+FAR = 16.0
+"""How far from the data records may lie that replace others in a thorough check."""
 
 CANDIDATES = 32
 """Records looked at to find one that differs from the record it replaces."""
@@ -220,17 +224,22 @@ class Watch:
         if self._kind < Kind.CHECK:
             return
         rows = self._rows_to_replace(len(losses))
-        weights = torch.where(rows, 0.0, 1.0).to(losses)
+        weights = torch.ones_like(losses)
         recorder.start()
         try:
             seen = observe(program, losses, weights, self.engine, params)
         finally:
             recorder.stop()
         _require_recorded(program)
-        check_apart(program, seen, losses, Replacement(self._batch, self._replaced(rows), rows), {})
-        if self._kind is Kind.THOROUGH:
-            moved = moved_parameters(program, params, self._step)
-            check_apart(program, seen, losses, Replacement(self._batch, self._replaced(~rows), ~rows), moved)
+        other = Replacement(self._batch, self._other_records(rows), rows)
+        copies = [Replacement(self._batch, self._copies(rows, k), rows) for k in (losses.argmax(), losses.argmin())]
+        if self._kind is Kind.CHECK:
+            check_apart(program, seen, losses, [other, copies[self._step % 2]], {})
+            return
+        check_apart(program, seen, losses, [other, *copies], {})
+        check_sum(program, seen, other)
+        far = Replacement(self._batch, self._other_records(~rows, FAR), ~rows)
+        check_apart(program, seen, losses, [far], moved_parameters(program, params, self._step))
 
     def _through_model(self, losses: Tensor) -> None:
         """Where no recording can be made."""
@@ -265,8 +274,15 @@ class Watch:
         picked[rng.permutation(rows)[: max(1, rows // 2)]] = True
         return torch.from_numpy(picked).to(self._batch[0].device)
 
-    def _replaced(self, rows: Tensor) -> list[Tensor]:
-        """The fields of the batch with other records in `rows`, field by field: records that differ there, where there are any."""
+    def _copies(self, rows: Tensor, source: Tensor) -> list[Tensor]:
+        """The fields of the batch with the record `source` in all of `rows`: what counts examples or averages them moves most."""
+        return [torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), mine[source], mine) for mine in self._batch]
+
+    def _other_records(self, rows: Tensor, far: float = 1.0) -> list[Tensor]:
+        """The fields of the batch with other records in `rows`, field by field: records that differ there, where there are any.
+
+        Real numbers are multiplied by `far`, so that what depends on the batch by a threshold shows it.
+        """
         rng = self.randomness.generator("replacements", self._step)
         found = []
         for mine, all_of_them in zip(self._batch, self.records.tensors, strict=True):
@@ -278,7 +294,7 @@ class Watch:
                 if not len(wanted):
                     break
                 new[wanted] = all_of_them[candidate[wanted.to(candidate.device)]].to(new)
-            found.append(new)
+            found.append(torch.where(rows.view(-1, *[1] * (new.dim() - 1)), new * far, new) if new.is_floating_point() else new)
         return found
 
     def _store(self, refusal: str | None) -> None:
