@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
@@ -242,12 +242,15 @@ class Recorder:
     def __init__(self) -> None:
         self.program = Program()
         self._operations, self._functions = _Operations(self), _Functions(self)
+        self._eager: AbstractContextManager[Any] = nullcontext()
         self.outer: str | None = None
         self.on = False
 
     def start(self) -> None:
-        """Begin to write down."""
+        """Begin to write down. Compiled functions run as they were written until `stop`: a compiled one cannot be looked into."""
         self.on = True
+        self._eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        self._eager.__enter__()
         self._functions.__enter__()
         self._operations.__enter__()
 
@@ -257,6 +260,7 @@ class Recorder:
             self.on = False
             _leave(self._operations, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
             _leave(self._functions, _get_current_function_mode_stack, pop_function_mode, push_function_mode)
+            self._eager.__exit__(None, None, None)
 
     def see(self, call: Any, args: Any, kwargs: Any) -> Any:
         """Run one operation and write it down."""
