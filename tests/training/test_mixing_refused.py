@@ -22,7 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import watched
 from watched import CLASSES, WIDTH, WORDS, Apply, ce, net, plain
 
-REFUSED = r"mix examples|Python reads|shapes depend|number of records|earlier step|from the batch|beside the batch|changed in training"
+REFUSED = (
+    r"mix examples|Python reads|shapes depend|number of records|earlier step|from the batch|beside the batch|changed in training"
+)
 
 
 def attention(h: Tensor) -> Tensor:
