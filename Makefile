@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 RUN ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: setup train test test-all test-gpu lint types bench clean
+.PHONY: setup train test test-all test-gpu lint types fuzz bench clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,10 @@ test-all: lint types
 
 test-gpu: setup
 	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py
+
+fuzz: setup
+	$(BIN)/python tests/fuzz/fuzzer.py commands --seed $(or $(SEED),1) --start $(or $(START),0) --count $(or $(COUNT),10000)
+	$(BIN)/python tests/fuzz/fuzzer.py files --seed $(or $(SEED),1) --start $(or $(START),0) --count $(or $(COUNT),5000)
 
 bench: setup
 	$(BIN)/python benchmarks/accounting.py
