@@ -14,6 +14,8 @@ import files
 import sandbox
 from harness import Case, Findings, Worker, changed, judged, snapshot
 
+SLOW = 3.0
+"""Seconds worth a remark."""
 KINDS = {"commands": commands.cases, "files": files.cases}
 
 
@@ -54,6 +56,8 @@ def _count(found: Findings, case: Case, answer: dict, number: int, wrong: list[s
         found.wrong.append(f"#{number} {case.note} dpfy {case.line()}\n    {problem}")
         if show:
             print(found.wrong[-1].encode("utf-8", "backslashreplace").decode(), flush=True)
+    if show and answer.get("seconds", 0.0) > SLOW:
+        print(f"# slow, {answer['seconds']:.1f} s: {case.line()[:200]!r}", flush=True)
     if show and found.cases % 100 == 0:
         print(f"# {number + 1}: {found.statuses}, {len(found.wrong)} wrong", file=sys.stderr, flush=True)
 

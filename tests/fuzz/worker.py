@@ -142,6 +142,7 @@ def serve(home: Path, asked: int, answered: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     environment = dict(os.environ)
+    gc.freeze()
     with os.fdopen(asked, "r", encoding="utf-8") as cases, os.fdopen(answered, "w", encoding="utf-8") as answers:
         print(json.dumps({"ready": True}), file=answers, flush=True)
         for line in cases:
@@ -154,7 +155,6 @@ def serve(home: Path, asked: int, answered: int) -> None:
             found = run([str(a) for a in case["arguments"]], streams)
             print(json.dumps(found | {"escapes": guard.escapes[:3]}), file=answers, flush=True)
             os.chdir(home)
-            gc.collect()
 
 
 if __name__ == "__main__":
