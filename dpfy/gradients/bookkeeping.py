@@ -239,12 +239,16 @@ class BookkeepingEngine:
                 if isinstance(contribution, Late):
                     if not self._jobs or self._jobs[-1] is not contribution.job:
                         self._jobs.append(contribution.job)
-                elif name not in self._several and not isinstance(contribution, Direct) and not joins(contribution):
-                    # Norms are taken while the layer's tensors are at hand; what is kept may be much smaller than they are.
+                elif self._used_once(name) and not isinstance(contribution, Direct) and not joins(contribution):
+                    # Norms are taken while the layer's tensors are at hand; what is kept may be much smaller than they are. Not of a
+                    # parameter that may have other uses: their norm would then depend on what was kept, and that on the batch.
                     contribution = Measured.of(contribution)
                 parts.setdefault(name, []).append(contribution)
             if len(self._jobs) >= MOST_WAITING:
                 self.flush()
+
+    def _used_once(self, name: str) -> bool:
+        return name in self._seen and name not in self._several
 
     def _sources(self, graph: Graph) -> list[_Source]:
         """Where gradients go that no row explains: parameters still in the graph, and layers that run without a batch."""

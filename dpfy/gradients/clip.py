@@ -18,11 +18,17 @@ from dpfy.core.values import Bound
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST_NORM = 1e-12
-"""Smaller clip norms would sit where squared float32 norms underflow."""
+LEAST_NORM = 1e-9
+"""With smaller clip norms, what float32 products hide when they underflow would no longer be far below the bound."""
+
+MOST_SCALE = 2.0**100
+"""No gradient is multiplied by more: the multiplier must be a float32 number."""
 
 MARGIN = {"torch.float64": 2.0**-40, "torch.float32": 2.0**-16}
-"""How far a computed norm is inflated before it is compared with the bound, by the dtype it was accumulated in."""
+"""How far a computed norm is inflated before it is compared with the bound, by the dtype it comes in.
+
+Engines hand over float64 upper bounds, with the rounding of narrower types already in them: see ``dpfy.gradients.rounding``.
+"""
 
 
 class Clip(Protocol):
@@ -192,7 +198,8 @@ class AutomaticClip:
 
     def scale(self, squared_norms: Tensor) -> Tensor:
         """norm / (||g|| + gamma)."""
-        return only_finite(self.norm / (inflated_norms(squared_norms) + self.gamma), squared_norms)
+        scales = self.norm / (inflated_norms(squared_norms) + self.gamma)
+        return only_finite(scales.clamp(max=MOST_SCALE), squared_norms)
 
 
 @dataclass(frozen=True)
@@ -222,7 +229,8 @@ class PsacClip:
     def scale(self, squared_norms: Tensor) -> Tensor:
         """norm / (||g|| + gamma / (||g|| + gamma))."""
         norms = inflated_norms(squared_norms)
-        return only_finite(self.norm / (norms + self.gamma / (norms + self.gamma)), squared_norms)
+        scales = self.norm / (norms + self.gamma / (norms + self.gamma))
+        return only_finite(scales.clamp(max=MOST_SCALE), squared_norms)
 
 
 @dataclass(frozen=True)

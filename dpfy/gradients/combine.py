@@ -13,7 +13,7 @@ from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, kept
 from dpfy.gradients.convolution import Convolution
-from dpfy.gradients.engine import cautious, count_of, group_rows, norm_dtype, silence
+from dpfy.gradients.engine import cautious, count_of, group_rows, multipliers, norm_dtype
 from dpfy.gradients.room import Room
 from dpfy.gradients.shared import Measured, Shared
 
@@ -76,7 +76,8 @@ def weigh(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tenso
     some = next(n for n in norms if n is not None)
     squared_norms = some if len(norms) == 1 else torch.cat([torch.zeros_like(some) if n is None else n for n in norms])
     squared_norms = cautious(squared_norms, _narrowest(found, params), any(_convolves(part) for part in found.values()))
-    scale = silence(clip.scale(squared_norms), squared_norms, mask)
+    wide = torch.float64 if any(part.dtype == torch.float64 for part in found.values()) else torch.float32
+    scale = multipliers(clip, squared_norms, mask, wide)
     sound = squared_norms.amax() < math.inf  # False for NaN too, in fewer operations than isfinite
     return Weighed(rests, scale, squared_norms, sound, clip, params)
 
@@ -109,6 +110,11 @@ def _put(value: Tensor, place: Tensor | None) -> Tensor:
     return value if place is None else place.copy_(value)
 
 
+def _rounded(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """In `dtype`, but never in float16, where small multipliers would underflow."""
+    return weights if weights.dtype is dtype or dtype == torch.float16 else weights.to(dtype)
+
+
 def _fitted(total: Tensor, like: Tensor) -> Tensor:
     """In the shape of `like`, in float32 or wider."""
     dtype = norm_dtype(like.dtype)
@@ -122,7 +128,7 @@ def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], room: Roo
     into = room.places
     for (joined, large), weights in zip(rests, scale.unbind(0), strict=True):
         dtypes = {name: part.dtype for name, part in large.items()}
-        narrow = {dtype: weights if weights.dtype is dtype else weights.to(dtype) for dtype in set(dtypes.values())}
+        narrow = {dtype: _rounded(weights, dtype) for dtype in set(dtypes.values())}
         sums |= _block_sums([block for block in joined if isinstance(block, _Block)], weights, params, into)
         for small in joined:
             if isinstance(small, _Small):
@@ -167,7 +173,8 @@ def _measure(parts: list[Contribution]) -> list[tuple[Tensor, Contribution]]:
 
 def _gram_norms(parts: list[Contribution]) -> list[Tensor]:
     outers = [part for part in parts if isinstance(part, Outer)]
-    return kernels.gram_norms([part.left for part in outers], [part.right for part in outers])
+    found = kernels.gram_estimate([part.left for part in outers], [part.right for part in outers])
+    return list(found.upper[0].unsqueeze(1).unbind(0))
 
 
 def _row_norms(parts: list[Contribution]) -> list[Tensor]:

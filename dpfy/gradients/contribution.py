@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpfy.gradients import kernels
+from dpfy.gradients import kernels, rounding
+from dpfy.gradients.rounding import Estimate, row_squares
 
 CHUNK_ELEMENTS = 2**22
 """How many elements of per-example gradients may exist at once while a norm is computed."""
@@ -46,7 +47,10 @@ class Contribution(Protocol):
         ...
 
     def measured(self) -> tuple[Tensor, Contribution]:
-        """Squared norms as [parts, batch] partial sums, in float32 or wider, and what to keep for the weighted sum."""
+        """Squares of upper bounds of the norms as [parts, batch] partial sums in float64, and what to keep for the weighted sum.
+
+        An upper bound for what the weighted sum will really add, up to a relative margin: see :class:`Estimate`.
+        """
         ...
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -55,6 +59,10 @@ class Contribution(Protocol):
 
     def per_example(self, rows: slice) -> Tensor:
         """The gradients of the examples in `rows`: [rows, *parameter]."""
+        ...
+
+    def rounding(self) -> Tensor:
+        """[batch] in float64: how far, in length, a weighted sum with weight 1 may be from the example's exact gradient."""
         ...
 
     def cleaned(self, keep: Tensor) -> Contribution:
@@ -78,13 +86,8 @@ def wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def norm_dtype(t: Tensor) -> torch.dtype:
-    """In what squares and sums of `t` are accumulated."""
-    return torch.float64 if t.dtype == torch.float64 else torch.float32
-
-
-def row_squares(t: Tensor) -> Tensor:
-    """[batch, ...] to [batch] sums of squares, accumulated in float32 or wider."""
-    return torch.linalg.vector_norm(t if t.dim() == 2 else t.flatten(1), dim=1, dtype=norm_dtype(t)).square()
+    """In what sums of `t` are accumulated."""
+    return rounding.sum_dtype(t.dtype)
 
 
 def scaled(t: Tensor, weights: Tensor, scratch: Tensor | None = None) -> Tensor:
@@ -96,6 +99,12 @@ def scaled(t: Tensor, weights: Tensor, scratch: Tensor | None = None) -> Tensor:
     if factors.dim() != t.dim():
         factors = factors.view(-1, *[1] * (t.dim() - 1))
     return t * factors if place is None else torch.mul(t, factors, out=place)
+
+
+def few_roundings(t: Tensor) -> float:
+    """The relative error of scaling a gradient that exists in the type of `t`."""
+    narrow = rounding.unit(t.dtype) if t.dtype in (torch.bfloat16, torch.float16) else 0.0
+    return rounding.gamma(4, t.dtype) + 2 * narrow + 2 * rounding.of_factors(t.dtype, t.device)
 
 
 def scaled_wide(t: Tensor, weights: Tensor) -> Tensor:
@@ -115,14 +124,8 @@ def row_chunks(batch: int, width: int, elements: int = CHUNK_ELEMENTS) -> list[s
 
 
 def norm_by_parts(batch: int, width: int, part: Callable[[slice], Tensor], elements: int = CHUNK_ELEMENTS) -> Tensor:
-    """Squared norms from materialised gradients, a bounded chunk at a time: [1, batch]."""
-    return torch.cat([row_squares(part(rows)) for rows in row_chunks(batch, width, elements)])[None]
-
-
-def kept_whole(part: Contribution, batch: int) -> tuple[Tensor, Contribution]:
-    """Materialise once, for the norm and for the weighted sum."""
-    grads = part.per_example(slice(0, batch))
-    return row_squares(grads)[None], Direct(grads)
+    """Squared norms from materialised gradients, a bounded chunk at a time: [batch]."""
+    return torch.cat([row_squares(part(rows)) for rows in row_chunks(batch, width, elements)])
 
 
 @dataclass(frozen=True)
@@ -144,13 +147,16 @@ class Direct:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         flat = self.grads.flatten(1)
-        if flat.is_cuda and flat.dtype not in (torch.float32, torch.float64):
+        if flat.is_cuda and flat.dtype == torch.bfloat16:
             return wide_product(weights.to(flat.dtype)[None], flat).view(self.grads.shape[1:])
         flat = wide(flat)
         return torch.mv(flat.t(), weights.to(flat.dtype)).view(self.grads.shape[1:])
 
     def per_example(self, rows: slice) -> Tensor:
         return self.grads[rows]
+
+    def rounding(self) -> Tensor:
+        return row_squares(self.grads).sqrt() * few_roundings(self.grads)
 
     def cleaned(self, keep: Tensor) -> Direct:
         return Direct(kept(self.grads, keep))
@@ -214,6 +220,9 @@ class Late:
     def per_example(self, rows: slice) -> Tensor:
         return self.direct().per_example(rows)
 
+    def rounding(self) -> Tensor:
+        return self.direct().rounding()
+
     def cleaned(self, keep: Tensor) -> Direct:
         return self.direct().cleaned(keep)
 
@@ -237,15 +246,53 @@ class Outer:
         batch, positions, p = self.left.shape
         d = self.right.shape[-1]
         if positions == 1:
-            return (row_squares(self.left) * row_squares(self.right))[None], self
+            return self._one_position()[None], self
+        if kernels.usable(self.left):
+            return self.estimate().upper, self
+        if batch * p * d <= KEEP_ELEMENTS and PASS_COST * p * d <= 2 * positions**2 * (p + d):
+            grads = self.per_example(slice(0, batch))
+            return self._estimate(row_squares(grads)).upper, Direct(grads)
+        return self.estimate().upper, self
+
+    def estimate(self) -> Estimate:
+        """The norms and how wrong they can be, with nothing kept."""
+        batch, positions, p = self.left.shape
+        d = self.right.shape[-1]
+        if positions == 1:
+            squares = self._one_position()
+            return Estimate(squares, squares * rounding.gamma(2 * rounding.BLOCK + 16, self.dtype), self.rounding())
         if kernels.usable(self.left):
             if self.by_gram:
-                return kernels.gram_norm(self.left, self.right), self
-            return norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS), self
-        gram, product = positions**2 * (p + d), positions * p * d
-        if batch * p * d <= KEEP_ELEMENTS and PASS_COST * p * d <= 2 * gram:
-            return kept_whole(self, batch)
-        return (self._gram() if gram <= 0.9 * product else self._products()), self
+                return kernels.gram_estimates([self.left], [self.right])[0]
+            return self._estimate(norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS))
+        return self._estimate(self.gram() if self._gram_pays else self._products())
+
+    def _one_position(self) -> Tensor:
+        return row_squares(self.left) * row_squares(self.right)
+
+    def _estimate(self, squares: Tensor) -> Estimate:
+        positions, p, d = *self.left.shape[1:], self.right.shape[-1]
+        gram = rounding.gram_terms(p, d) if self._gram_pays else 0
+        return rounding.of_products(squares, self._sizes(), positions, gram, self._factor(), self.dtype)
+
+    @property
+    def _gram_pays(self) -> bool:
+        """Whether Gram matrices take fewer operations than products."""
+        positions, p, d = *self.left.shape[1:], self.right.shape[-1]
+        return positions * (p + d) <= 0.9 * p * d
+
+    def _sizes(self) -> Tensor:
+        """|L| |R|: no sum of absolute terms is longer."""
+        left, right = row_squares(self.left), row_squares(self.right)
+        return left.add_(rounding.hidden(self.left)).mul_(right.add_(rounding.hidden(self.right))).sqrt_()
+
+    def _factor(self) -> float:
+        """How far factors are rounded before the product that is the weighted sum."""
+        narrow = rounding.unit(self.dtype) if self.dtype == torch.bfloat16 and self.left.is_cuda else 0.0
+        return narrow + 2 * rounding.of_factors(self.dtype, self.left.device)
+
+    def rounding(self) -> Tensor:
+        return self._sizes() * (rounding.gamma(self.left.shape[1] + 4, self.dtype) + self._factor())
 
     @property
     def by_gram(self) -> bool:
@@ -267,15 +314,15 @@ class Outer:
             each = memory[: rows.stop - rows.start]
             torch.bmm(self.left[rows].mT, self.right[rows], out=each)
             parts.append(row_squares(each))
-        return torch.cat(parts)[None]
+        return torch.cat(parts)
 
-    def _gram(self) -> Tensor:
+    def gram(self) -> Tensor:
         """sum over t, s of (left[t] . left[s]) (right[t] . right[s])."""
         parts = []
         for rows in row_chunks(self.left.shape[0], 2 * self.left.shape[1] ** 2):
-            left, right = self.left[rows], self.right[rows]
-            parts.append((wide(left @ left.mT) * wide(right @ right.mT)).sum((1, 2)))
-        return torch.cat(parts)[None]
+            first, second = rounding.self_products(self.left[rows]), rounding.self_products(self.right[rows])
+            parts.append(rounding.block_sums(first.mul_(second)))
+        return torch.cat(parts)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return wide_product(*self._factors(weights))
@@ -296,8 +343,10 @@ class Outer:
         return min(self.left.nbytes, self.right.nbytes)
 
     def _factors(self, weights: Tensor, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Two matrices whose product is the weighted sum."""
+        """Two matrices whose product is the weighted sum. Only a GPU scales in bfloat16: elsewhere the product is made wide anyway."""
         left, right = self.left, self.right
+        if left.dtype == torch.float16 or (left.dtype == torch.bfloat16 and not left.is_cuda):
+            left, right, weights, scratch = left.float(), right.float(), weights.float(), None
         if left.shape[-1] <= right.shape[-1]:
             left = scaled(left, weights, scratch)
         else:

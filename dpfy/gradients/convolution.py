@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from dpfy.gradients import kernels, walks
+from dpfy.gradients import kernels, rounding, walks
 from dpfy.gradients.contribution import (
     CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
@@ -15,14 +16,13 @@ from dpfy.gradients.contribution import (
     Direct,
     Outer,
     kept,
-    kept_whole,
     norm_by_parts,
     row_chunks,
-    row_squares,
     scaled_wide,
     wide,
 )
 from dpfy.gradients.patches import Window
+from dpfy.gradients.rounding import Estimate, row_squares
 
 GROUPED_WIDTH = 80_000
 """Convolutions with more weights than this run faster example by example than folded into groups (measured on a CPU)."""
@@ -38,6 +38,10 @@ COPY_BYTES = 2**24
 
 GRAM_POSITIONS = 64
 """On a GPU, Gram matrices of at most so many positions are made without writing patches out."""
+
+
+LIBRARY = 2
+"""A library's convolution may be no plain sum but a transform with somewhat larger errors: it counts as so many times its terms."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +77,48 @@ class Convolution:
     def measured(self) -> tuple[Tensor, Contribution]:
         batch = len(self.inputs) // self.images
         if self._walks:
-            walk = self._walk()
-            return (walks.gram_norms(walk) if self._few else walks.norms(walk)), self
-        keep = batch * self.width <= KEEP_ELEMENTS and self.images * self.grads[0, 0].numel() >= KEPT_POSITIONS
+            return self._walked(), self
+        # Whether gradients are kept depends on the batch, so the bound must not depend on it: other examples choose the batch.
+        keep = batch * self.width <= KEEP_ELEMENTS and self._positions >= KEPT_POSITIONS
         window = self._window()
         if window is not None:
             outs, columns = self.weight.shape[0], window.columns
             if 2 * window.positions * (outs + columns) <= outs * columns:
-                return self._by_gram(window), self
+                return self._estimate(self._by_gram(window), rounding.gram_terms(outs, columns)).upper, self
             if not self._blocked:
-                return self._by_patches(window, keep)
+                squares, rest = self._by_patches(window, keep)
+                return self._estimate(squares).upper, rest
         if keep:
-            return kept_whole(self, batch)
-        return norm_by_parts(batch, self.width * self.images, self.per_example), self
+            grads = self.per_example(slice(0, batch))
+            return self._estimate(row_squares(grads)).upper, Direct(grads)
+        return self._estimate(norm_by_parts(batch, self.width * self.images, self.per_example)).upper, self
+
+    def _walked(self) -> Tensor:
+        """Norms by the kernels. On tensor cores norms and sums come from the same products, to the bit, so that nothing can cancel."""
+        walk = self._walk()
+        if self._few:
+            return walks.gram_estimate(walk).upper
+        squares = walks.norms(walk).sum(0, dtype=torch.float64).add_(self.width * rounding.least(self.dtype))
+        return squares[None] if walks.reduced(self.grads) else self._estimate(squares).upper
+
+    @property
+    def _positions(self) -> int:
+        """Terms of each weight's gradient."""
+        return self.images * (self.inputs if self.geometry.transposed else self.grads)[0, 0].numel()
+
+    def _estimate(self, squares: Tensor, gram: int = 0) -> Estimate:
+        factor = 2 * rounding.of_factors(self.dtype, self.grads.device, convolved=True)
+        return rounding.of_products(squares, self._sizes(), LIBRARY * self._positions, gram, factor, self.dtype)
+
+    def _sizes(self) -> Tensor:
+        """|patches| |gradient|: no sum of absolute terms is longer. A number stands in at most as many patches as a kernel has taps."""
+        each = [t if self.images == 1 else t.unflatten(0, (-1, self.images)) for t in (self.inputs, self.grads)]
+        inputs, grads = [row_squares(t).add_(rounding.hidden(t)) for t in each]
+        return inputs.mul_(grads).mul_(math.prod(self.weight.shape[2:])).sqrt_()
+
+    def rounding(self) -> Tensor:
+        factor = 2 * rounding.of_factors(self.dtype, self.grads.device, convolved=True)
+        return self._sizes() * (rounding.gamma(LIBRARY * self._positions + 4, self.dtype) + factor)
 
     def _window(self) -> Window | None:
         """The convolution as a product over positions, where it is one and the patches of one image are few enough."""
@@ -118,15 +151,13 @@ class Convolution:
             each = products[rows] if keep else products[: rows.stop - rows.start]
             torch.bmm(positions_last(wide(self.grads[rows])), write(self.inputs[rows]), out=each)
             norms.append(row_squares(each))
-        return torch.cat(norms)[None], Patched(products, window) if keep else self
+        return torch.cat(norms), Patched(products, window) if keep else self
 
     def _by_gram(self, window: Window) -> Tensor:
         """Gram matrices over few positions, the patches written out for a few examples at a time."""
         chunks = row_chunks(len(self.inputs), window.columns * window.positions, PATCH_ELEMENTS)
         write = window.writer(chunks[0].stop, wide(self.inputs[:0]))
-        return torch.cat(
-            [Outer(positions_last(wide(self.grads[rows])).mT, write(self.inputs[rows]))._gram() for rows in chunks], 1
-        )
+        return torch.cat([Outer(positions_last(wide(self.grads[rows])).mT, write(self.inputs[rows])).gram() for rows in chunks])
 
     @property
     def _walks(self) -> bool:
@@ -209,6 +240,9 @@ class Patched:
 
     def per_example(self, rows: slice) -> Tensor:
         return self.window.ordered(self.grads[rows])
+
+    def rounding(self) -> Tensor:
+        return Direct(self.grads).rounding()
 
     def cleaned(self, keep: Tensor) -> Patched:
         return Patched(kept(self.grads, keep), self.window)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bounded
+from dpfy.gradients import rounding
 from dpfy.gradients.clip import COUNT, Clip, QuantileClip
 
 Grads = dict[str, Tensor]
@@ -91,33 +92,42 @@ def norm_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-NARROW_MARGIN = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
-"""Extra inflation of norms for gradients that are scaled and summed in a narrow type: every such rounding may lengthen them."""
+MARGIN = {torch.float64: 0.0, torch.float32: 2.0**-14, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
+"""Inflation of norms for what rounding does relatively to a gradient, by the type in which it is scaled and summed.
+
+In float32: the norm of a product of two rows is too short by at most gamma(``BLOCK`` + 4) = 3.1e-5, relatively; rounding the multiplier,
+scaling by it and the product itself lengthen by 4 u = 2.4e-7. Together less than 2^-14 = 6.1e-5. Clip rules add 2^-40 for their own
+arithmetic in float64. What may cancel is not here but in the norms: see ``dpfy.gradients.rounding``.
+"""
 
 
 def cautious(squared_norms: Tensor, dtype: torch.dtype, convolved: bool = False) -> Tensor:
-    """Squared norms inflated by what arithmetic in `dtype` may still add to a contribution after its norm was taken.
+    """Squared norms inflated by what arithmetic in `dtype` may do, relatively, to norms and contributions.
 
     Products in float32 may run in TF32 on a GPU. For those of convolutions (`convolved`) there is a switch of its own, on by default.
     """
-    margin = NARROW_MARGIN.get(dtype, 0.0)
-    if dtype == torch.float32 and squared_norms.is_cuda:
-        tf32 = torch.backends.cuda.matmul.allow_tf32 or (convolved and torch.backends.cudnn.allow_tf32)
-        margin = 2.0**-7 if tf32 else 0.0
+    device = squared_norms.device
+    factor = max(rounding.of_factors(dtype, device, kind) for kind in {False, convolved}) if dtype == torch.float32 else 0.0
+    margin = max(MARGIN.get(dtype, 2.0**-6), 16 * factor)
     return squared_norms * (1.0 + margin) ** 2 if margin else squared_norms
+
+
+def multipliers(clip: Clip, squared_norms: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[groups, batch] multipliers in `dtype`: 0 for units that are masked out or have any norm that is not finite."""
+    return silence(clip.scale(squared_norms), squared_norms, mask).to(dtype)
 
 
 def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tensor | None) -> Grads:
     """Clip materialised per-unit gradients (each of shape [units, *parameter]) and sum them over the units.
 
-    Guarantees: units that are masked out or not finite add exactly zero, whatever their tensors hold.
+    Guarantees: units that are masked out or not finite add exactly zero, whatever their tensors hold. Norms are those of the very
+    tensors that are summed, so that nothing can cancel between the two.
     """
     rows = group_rows(clip, names)
-    wide = norm_dtype(per_unit[0].dtype)
-    squares = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=wide).square() for g in per_unit]
+    squares = [rounding.row_squares(g) for g in per_unit]
     squared_norms = torch.stack([torch.stack([squares[i] for i in members]).sum(0) for members in rows])
     squared_norms = cautious(squared_norms, max((g.dtype for g in per_unit), key=lambda d: torch.finfo(d).eps))
-    scale = silence(clip.scale(squared_norms), squared_norms, mask)
+    scale = multipliers(clip, squared_norms, mask, norm_dtype(per_unit[0].dtype))
     sums: Grads = {}
     for members, multiplier in zip(rows, scale, strict=True):
         keep = multiplier > 0

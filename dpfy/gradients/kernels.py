@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import Unsupported
+from dpfy.gradients.rounding import Estimate, Gram, GramRounding, gamma, of_factors, unit
 
 try:
     import triton
@@ -44,15 +45,62 @@ def usable(t: Tensor) -> bool:
 if triton is not None:
 
     @triton.jit
+    def _dots(
+        base, step, rows, columns, row_ok, column_ok, begin, end, total,
+        DEPTH: tl.constexpr, PRECISION: tl.constexpr, NARROW: tl.constexpr,
+    ):  # fmt: skip
+        """`total` and the products of rows with columns of one example's matrix, over its elements from `begin` to `end`."""
+        depth = tl.arange(0, DEPTH)
+        for k in range(begin, end, DEPTH):
+            ok = (k + depth) < end
+            x = tl.load(base + rows[:, None] * step + (k + depth)[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0)
+            y = tl.load(base + columns[None, :] * step + (k + depth)[:, None], mask=column_ok[None, :] & ok[:, None], other=0.0)
+            if NARROW:
+                x, y = x.to(tl.bfloat16), y.to(tl.bfloat16)
+            total = tl.dot(x, y, total, input_precision=PRECISION)
+        return total
+
+    @triton.jit
+    def _gram(
+        base, step, rows, columns, row_ok, column_ok, width,
+        RUN: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, NARROW: tl.constexpr,
+    ):  # fmt: skip
+        """One tile of a Gram matrix. With RUN, sums of that many products are added: shorter sums lose fewer digits."""
+        total = tl.zeros((TILE, TILE), dtype=tl.float32)
+        if RUN > 0:
+            for begin in range(0, width, RUN):
+                part = tl.zeros((TILE, TILE), dtype=tl.float32)
+                end = tl.minimum(begin + RUN, width)
+                total += _dots(base, step, rows, columns, row_ok, column_ok, begin, end, part, DEPTH, PRECISION, NARROW)
+        else:
+            total = _dots(base, step, rows, columns, row_ok, column_ok, 0, width, total, DEPTH, PRECISION, NARROW)
+        return total
+
+    @triton.jit
+    def _store_gram(out, pitch, first, second, rows, columns, row_ok, DIAGONAL: tl.constexpr):
+        """The five sums of ``rounding.Gram`` over one tile, `pitch` apart; tiles above the diagonal count twice."""
+        twice = 1.0 if DIAGONAL else 2.0
+        tl.store(out, twice * tl.sum(tl.sum(first * second, axis=1), axis=0))
+        tl.store(out + 3 * pitch, twice * tl.sum(tl.sum(first * first, axis=1), axis=0))
+        tl.store(out + 4 * pitch, twice * tl.sum(tl.sum(second * second, axis=1), axis=0))
+        if DIAGONAL:
+            own = (rows[:, None] == columns[None, :]) & row_ok[:, None]
+            tl.store(out + pitch, tl.sum(tl.sum(tl.where(own, first, 0.0), axis=1), axis=0))
+            tl.store(out + 2 * pitch, tl.sum(tl.sum(tl.where(own, second, 0.0), axis=1), axis=0))
+        else:
+            tl.store(out + pitch, 0.0)
+            tl.store(out + 2 * pitch, 0.0)
+
+    @triton.jit
     def _gram_kernel(
         table, out, length, p, d, left_row, left_step, right_row, right_step,
         KIND: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
-        NARROW: tl.constexpr,
+        NARROW: tl.constexpr, LEFT_RUN: tl.constexpr, RIGHT_RUN: tl.constexpr,
     ):  # fmt: skip
-        """One tile (i <= j) of sum over t, s of (left_t . left_s)(right_t . right_s), for one example of one layer.
+        """One tile (i <= j) of sum over t, s of (left_t . left_s)(right_t . right_s), of one example and layer, and what bounds its error.
 
         `table` holds the addresses of the layers' two tensors. With ROWS the second factor is 1 where two positions hold the same
-        index, else 0. With NARROW the factors (never the sums) are rounded to bfloat16, which the margin of the clip rule covers.
+        index, else 0. With NARROW the factors (never the sums) are rounded to bfloat16, which the estimate allows for.
         """
         pair, example, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         left = tl.multiple_of(tl.load(table + 2 * layer).to(tl.pointer_type(KIND)), 16)
@@ -67,39 +115,21 @@ if triton is not None:
         rows = i * TILE + tl.arange(0, TILE)
         columns = j * TILE + tl.arange(0, TILE)
         row_ok, column_ok = rows < length, columns < length
-        depth = tl.arange(0, DEPTH)
         base = left + example.to(tl.int64) * left_row
-        first = tl.zeros((TILE, TILE), dtype=tl.float32)
-        for k in range(0, p, DEPTH):
-            ok = (k + depth) < p
-            x = tl.load(base + rows[:, None] * left_step + (k + depth)[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0)
-            y = tl.load(
-                base + columns[None, :] * left_step + (k + depth)[:, None], mask=column_ok[None, :] & ok[:, None], other=0.0
-            )
-            if NARROW:
-                x, y = x.to(tl.bfloat16), y.to(tl.bfloat16)
-            first = tl.dot(x, y, first, input_precision=PRECISION)
+        first = _gram(base, left_step, rows, columns, row_ok, column_ok, p, LEFT_RUN, TILE, DEPTH, PRECISION, NARROW)
         base = right + example.to(tl.int64) * right_row
         if ROWS:
             x = tl.load(base + rows * right_step, mask=row_ok, other=-1)
             y = tl.load(base + columns * right_step, mask=column_ok, other=-2)
             second = (x[:, None] == y[None, :]).to(tl.float32)
         else:
-            second = tl.zeros((TILE, TILE), dtype=tl.float32)
-            for k in range(0, d, DEPTH):
-                ok = (k + depth) < d
-                x = tl.load(
-                    base + rows[:, None] * right_step + (k + depth)[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0
-                )
-                y = tl.load(
-                    base + columns[None, :] * right_step + (k + depth)[:, None], mask=column_ok[None, :] & ok[:, None], other=0.0
-                )
-                if NARROW:
-                    x, y = x.to(tl.bfloat16), y.to(tl.bfloat16)
-                second = tl.dot(x, y, second, input_precision=PRECISION)
-        total = tl.sum(first * second)
-        at = (layer * tl.num_programs(0) + pair) * tl.num_programs(1) + example
-        tl.store(out + at, tl.where(i == j, total, 2.0 * total))
+            second = _gram(base, right_step, rows, columns, row_ok, column_ok, d, RIGHT_RUN, TILE, DEPTH, PRECISION, NARROW)
+        pitch = tl.num_programs(0) * tl.num_programs(1)
+        to = out + layer.to(tl.int64) * 5 * pitch + pair * tl.num_programs(1) + example
+        if i == j:
+            _store_gram(to, pitch, first, second, rows, columns, row_ok, True)
+        else:
+            _store_gram(to, pitch, first, second, rows, columns, row_ok, False)
 
     @triton.jit
     def _scale_kernel(
@@ -146,17 +176,21 @@ if triton is not None:
             tl.store(out + to + tl.num_programs(0) * width, tl.sum(scale, axis=0), mask=ok)
 
     @triton.jit
-    def _square_kernel(table, out, KIND: tl.constexpr, BLOCK: tl.constexpr):
-        """The sum of squares of one row of one tensor; `table` holds address, width and row stride of every tensor."""
+    def _square_kernel(table, out, KIND: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr):
+        """The sum of squares of one row of one tensor, RUN of them in float32 at a time; `table`: address, width, row stride of each."""
         row, which = tl.program_id(0), tl.program_id(1)
         base = tl.load(table + 3 * which).to(tl.pointer_type(KIND)) + row.to(tl.int64) * tl.load(table + 3 * which + 2)
         width = tl.load(table + 3 * which + 1)
-        total = tl.zeros((BLOCK,), dtype=tl.float32)
-        for start in range(0, width, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            x = tl.load(base + column, mask=column < width, other=0.0).to(tl.float32)
-            total += x * x
-        tl.store(out + which * tl.num_programs(0) + row, tl.sum(total))
+        total = tl.zeros((BLOCK,), dtype=tl.float64)
+        for begin in range(0, width, BLOCK * RUN):
+            part = tl.zeros((BLOCK,), dtype=tl.float32)
+            for start in range(begin, tl.minimum(begin + BLOCK * RUN, width), BLOCK):
+                column = start + tl.arange(0, BLOCK)
+                x = tl.load(base + column, mask=column < width, other=0.0).to(tl.float32)
+                part += x * x
+            total += part.to(tl.float64)
+        # Squares that underflow count as the largest they can be: 2^-126.
+        tl.store(out + which * tl.num_programs(0) + row, tl.sum(total) + (width + 2).to(tl.float64) * 1.1754943508222875e-38)
 
     @triton.jit
     def _add_rows_kernel(table, weights, rows, TILE: tl.constexpr, BLOCK: tl.constexpr):
@@ -265,16 +299,43 @@ def _aligned(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 and t.data_ptr() % 16 == 0 else t.contiguous().clone()
 
 
-def gram_norms(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list[Tensor]:
-    """Squared norms of sums of outer products, [tiles, batch] partial sums for each of many layers of one shape, in one launch.
+def gram_estimate(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Estimate:
+    """Norms of sums of outer products and how wrong they and the weighted sums can be, [layers, batch], for layers of one shape.
 
     left [batch, positions, p], right [batch, positions, d], or an integer index [batch, positions]: rows of an embedding.
     """
+    left, rows = lefts[0], rights[0].dim() == 2
+    tensor_cores = left.dtype != torch.float32 or _precision(left) == "tf32"
+    run, each = _run(left), 2 if tensor_cores else 1  # tensor cores cut digits off where they do not round
+
+    def terms(width: int) -> int:
+        return each * (min(width, run) + -(-width // run)) + 2
+
+    positions, p, d = left.shape[1], left.shape[2], 1 if rows else rights[0].shape[2]
+    narrow = unit(torch.bfloat16)
+    before = narrow if left.dtype == torch.float32 and tensor_cores else 0.0  # for the Gram matrices
+    product = 0.0 if rows else of_factors(left.dtype, left.device)  # for the weighted sum
+    scaled = narrow if left.dtype == torch.bfloat16 else 0.0
+    how = GramRounding(
+        positions, terms(p), 0 if rows else terms(d), 2 * 128 + 8,
+        before + product + (scaled if rows or p <= d else 0.0), 0.0 if rows else before + product + (scaled if p > d else 0.0),
+        gamma(positions + 8, torch.float32),
+    )  # fmt: skip
+    return how.estimate(Gram(*gram_sums(lefts, rights, tile).unbind(1)))
+
+
+def gram_estimates(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list[Estimate]:
+    """:func:`gram_estimate`, layer by layer."""
+    found = gram_estimate(lefts, rights, tile)
+    return [Estimate(*each) for each in zip(found.squares, found.error, found.rounding, strict=True)]
+
+
+def gram_sums(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tensor:
+    """The sums of ``rounding.Gram`` for each of many layers of one shape, in one launch: [layers, 5, batch] in float64."""
     rows = rights[0].dim() == 2
     if some := 0 if rows else _rounded_first(lefts[0], rights[0]):
         parts = [slice(start, start + some) for start in range(0, len(lefts), some)]
-        made = [gram_norms([t.bfloat16() for t in lefts[i]], [t.bfloat16() for t in rights[i]], tile) for i in parts]
-        return [norm for each in made for norm in each]
+        return torch.cat([gram_sums([t.bfloat16() for t in lefts[i]], [t.bfloat16() for t in rights[i]], tile) for i in parts])
     lefts = [_aligned(t) for t in lefts]
     rights = [t.to(torch.int64) if rows else _aligned(t) for t in rights]
     left, right = lefts[0], rights[0]
@@ -282,19 +343,24 @@ def gram_norms(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list
         lefts, rights = [t.contiguous() for t in lefts], [t.contiguous() for t in rights]
         left, right = lefts[0], rights[0]
     batch, length, p = left.shape
-    wide = left.dtype == torch.float32
+    wide, d, run = left.dtype == torch.float32, 1 if rows else right.shape[2], _run(left)
     tile = tile or (32 if length <= 32 else 128 if length > 64 and not rows else 64)
     count = triton.cdiv(length, tile)
     pairs = count * (count + 1) // 2
-    out = torch.empty(len(lefts), pairs, batch, dtype=torch.float32, device=left.device)
+    out = torch.empty(len(lefts), 5, pairs, batch, dtype=torch.float32, device=left.device)
     options: dict[str, Any] = {"num_warps": 8 if tile == 128 else 4, "num_stages": 4}
     _gram_kernel[(pairs, batch, len(lefts))](
-        _table([list(pair) for pair in zip(lefts, rights, strict=True)]), out, length, p, 1 if rows else right.shape[2],
+        _table([list(pair) for pair in zip(lefts, rights, strict=True)]), out, length, p, d,
         left.stride(0), left.stride(1), right.stride(0), right.stride(1),
         KIND=_KINDS[left.dtype], TILE=tile, DEPTH=32 if wide and tile < 128 else 64, ROWS=rows, PRECISION=_precision(left),
-        NARROW=wide and _precision(left) == "tf32", **options,
+        NARROW=wide and _precision(left) == "tf32", LEFT_RUN=run if p > run else 0, RIGHT_RUN=run if d > run else 0, **options,
     )  # fmt: skip
-    return list(out.unbind(0))
+    return out.sum(2, dtype=torch.float64)
+
+
+def _run(left: Tensor) -> int:
+    """How many products the Gram kernel adds to one another; a second tile of sums costs tensor cores more than it costs the others."""
+    return 4096 if left.dtype != torch.float32 or _precision(left) == "tf32" else 512
 
 
 def _rounded_first(left: Tensor, right: Tensor) -> int:
@@ -302,11 +368,6 @@ def _rounded_first(left: Tensor, right: Tensor) -> int:
     if left.dtype != torch.float32 or _precision(left) != "tf32" or left.shape[1] < LONG:
         return 0
     return ROUNDED_BYTES // ((left.nbytes + right.nbytes) // 2)
-
-
-def gram_norm(left: Tensor, right: Tensor, tile: int = 0) -> Tensor:
-    """:func:`gram_norms` of one layer."""
-    return gram_norms([left], [right], tile)[0]
 
 
 def position_sums(layers: list[tuple[Tensor, ...]]) -> Tensor:
@@ -332,12 +393,12 @@ def position_sums(layers: list[tuple[Tensor, ...]]) -> Tensor:
 
 
 def row_squares(tensors: list[Tensor]) -> Tensor:
-    """Sums of squares of the rows of many matrices of one dtype and height, in one launch: [tensors, rows] in float32."""
+    """Sums of squares of the rows of many matrices of one dtype and height, in one launch: [tensors, rows] as ``rounding.row_squares``."""
     kept = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
     table = [[t.data_ptr(), t.shape[1], t.stride(0)] for t in kept]
-    out = torch.empty(len(kept), len(kept[0]), dtype=torch.float32, device=kept[0].device)
+    out = torch.empty(len(kept), len(kept[0]), dtype=torch.float64, device=kept[0].device)
     where = _sent(table, out.device)
-    _square_kernel[(out.shape[1], len(kept))](where, out, KIND=_KINDS[kept[0].dtype], BLOCK=1024, num_warps=4)
+    _square_kernel[(out.shape[1], len(kept))](where, out, KIND=_KINDS[kept[0].dtype], BLOCK=1024, RUN=64, num_warps=4)
     return out
 
 

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients import kernels, nodes
-from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, SumJob, row_squares, wide
+from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, SumJob, wide
 from dpfy.gradients.convolution import Convolution, Geometry
+from dpfy.gradients.rounding import row_squares
 from dpfy.gradients.rows import Rows
 from dpfy.gradients.shared import Measured
 from dpfy.gradients.tape import Explain, Site, Tape

@@ -8,11 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfy.gradients import kernels
-from dpfy.gradients.contribution import CACHE_ELEMENTS, Contribution, kept, norm_dtype, row_chunks, row_squares, scaled, wide
+from dpfy.gradients import kernels, rounding
+from dpfy.gradients.contribution import CACHE_ELEMENTS, Contribution, kept, norm_dtype, row_chunks, scaled, scaled_wide, wide
+from dpfy.gradients.rounding import Estimate, row_squares
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers by size in bytes, to compare floating-point numbers to the bit."""
+
+
+NARROW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -32,30 +36,54 @@ class Rows:
         return self.grads.dtype
 
     def measured(self) -> tuple[Tensor, Contribution]:
-        if kernels.usable(self.grads):
-            return kernels.gram_norm(self.grads, self.index), self
-        if self.grads.device.type != "cpu" or not self.index.shape[1]:
-            return self._by_gram(), self
-        chunks = row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS)
-        if same_at_all_positions(self.grads):
+        if self._pools():
             return Pooled(self.index, self.grads[:, :1].expand_as(self.grads), self.count, runs_of(self.index)).measured()
-        return torch.cat([distinct_squares(self.index[rows], self.grads[rows]) for rows in chunks])[None], self
+        return self.estimate().upper, self
+
+    def _pools(self) -> bool:
+        plain = not kernels.usable(self.grads) and self.grads.device.type == "cpu" and self.index.shape[1]
+        return bool(plain) and same_at_all_positions(self.grads)
+
+    def estimate(self) -> Estimate:
+        """The norms and how wrong they can be, with nothing kept."""
+        if kernels.usable(self.grads):
+            return kernels.gram_estimates([self.grads], [self.index])[0]
+        if self.grads.device.type != "cpu" or not self.index.shape[1]:
+            return self._estimate(self._by_gram(), rounding.gram_terms(self.grads.shape[2], 1))
+        chunks = row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS)
+        return self._estimate(torch.cat([distinct_squares(self.index[rows], self.grads[rows]) for rows in chunks]))
+
+    def _estimate(self, squares: Tensor, gram: int = 0) -> Estimate:
+        """All positions may meet in one row, where they may cancel: sqrt(positions) |G| bounds the absolute terms."""
+        factor = rounding.of_factors(self.dtype, self.grads.device) if self.grads.device.type != "cpu" else 0.0
+        return rounding.of_products(squares, self._sizes(), self.grads.shape[1], gram, factor + self._factor(), self.dtype)
+
+    def _sizes(self) -> Tensor:
+        """Not by how often rows really repeat: a route that sees the batch at once must give what one that does not gives."""
+        return row_squares(self.grads).add_(rounding.hidden(self.grads)).mul_(max(self.grads.shape[1], 1)).sqrt_()
+
+    def _factor(self) -> float:
+        return rounding.unit(self.dtype) if self.dtype in NARROW and self.grads.device.type != "cpu" else 0.0
+
+    def rounding(self) -> Tensor:
+        return self._sizes() * (rounding.gamma(self.grads.shape[1] + 4, self.dtype) + self._factor())
 
     def _by_gram(self) -> Tensor:
         """sum over t, s with the same row of grads[t] . grads[s]: on any device."""
         parts = []
         for rows in row_chunks(self.index.shape[0], 2 * self.index.shape[1] ** 2):
-            same, g = self.index[rows, :, None] == self.index[rows, None, :], self.grads[rows]
-            parts.append((wide(g @ g.mT) * same).sum((1, 2)))
-        return torch.cat(parts)[None]
+            same = self.index[rows, :, None] == self.index[rows, None, :]
+            parts.append(rounding.block_sums(rounding.self_products(self.grads[rows]).mul_(same)))
+        return torch.cat(parts)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.grads.device.type != "cpu":
-            parts = wide(scaled(self.grads, weights).flatten(0, 1))
+            half = self.grads.dtype == torch.float16  # in which a small multiple would underflow
+            parts = (scaled_wide(self.grads, weights) if half else wide(scaled(self.grads, weights))).flatten(0, 1)
             return parts.new_zeros(self.count, parts.shape[-1]).index_add_(0, self.index.flatten(), parts)
         total = self.grads.new_zeros(self.count, self.grads.shape[-1], dtype=norm_dtype(self.grads))
         for rows in row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS):
-            parts = wide(scaled(self.grads[rows], weights[rows]).flatten(0, 1))
+            parts = scaled_wide(self.grads[rows], weights[rows]).flatten(0, 1)
             total.index_add_(0, self.index[rows].flatten(), parts)
         return total
 
@@ -87,13 +115,24 @@ class Pooled(Rows):
     runs: Runs
 
     def measured(self) -> tuple[Tensor, Contribution]:
-        once, runs = self.grads[:, 0], self.runs
-        squares = once.new_zeros(len(once), dtype=norm_dtype(once))
-        squares.index_add_(0, runs.owners, runs.times.to(squares.dtype).square())
-        return (squares * row_squares(once))[None], self
+        return self.estimate().upper, self
+
+    def estimate(self) -> Estimate:
+        runs, once = self.runs, row_squares(self.grads[:, 0])
+        times = torch.zeros_like(once).index_add_(0, runs.owners, runs.times.double().square_())
+        return self._estimate(times.mul_(once))
+
+    def _sizes(self) -> Tensor:
+        return (
+            row_squares(self.grads[:, 0])
+            .mul_(self.grads.shape[1])
+            .add_(rounding.hidden(self.grads))
+            .mul_(self.grads.shape[1])
+            .sqrt_()
+        )
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        once, runs = wide(scaled(self.grads[:, 0], weights)), self.runs
+        once, runs = scaled_wide(self.grads[:, 0], weights), self.runs
         times = runs.times.to(once.dtype)
         sums = torch.nn.functional.embedding_bag(runs.owners, once, runs.begins, mode="sum", per_sample_weights=times)
         return once.new_zeros(self.count, once.shape[-1]).index_copy_(0, runs.rows, sums)
@@ -135,6 +174,6 @@ def distinct_squares(index: Tensor, grads: Tensor) -> Tensor:
     where = (order + torch.arange(0, many * positions, positions)[:, None]).flatten()
     starts = first.flatten().nonzero().flatten()
     sums = torch.nn.functional.embedding_bag(where, wide(grads.flatten(0, 1)), starts, mode="sum")
-    squares = torch.zeros(first.numel(), dtype=sums.dtype)
+    squares = torch.zeros(first.numel(), dtype=torch.float64)
     squares[starts] = row_squares(sums)
     return squares.view(index.shape).sum(1)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpfy.gradients import rounding
 from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, norm_by_parts, row_chunks, wide
 from dpfy.gradients.convolution import Convolution
+from dpfy.gradients.rounding import Estimate, row_squares
 from dpfy.gradients.rows import Rows
 
 
@@ -43,6 +45,9 @@ class Measured:
     def per_example(self, rows: slice) -> Tensor:
         return self.rest.per_example(rows)
 
+    def rounding(self) -> Tensor:
+        return self.rest.rounding()
+
     def cleaned(self, keep: Tensor) -> Measured:
         return Measured(self.norms, self.rest.cleaned(keep))
 
@@ -68,9 +73,10 @@ class Shared:
         kinds = {type(m): m for m in merged}
         outer, rows = kinds.get(Outer), kinds.get(Rows)
         if len(merged) == 2 and isinstance(outer, Outer) and isinstance(rows, Rows):
-            norms = [outer.measured()[0], rows.measured()[0], 2 * tied_product(outer, rows)[None]]
-            return torch.cat(norms), self
-        return norm_by_parts(batch_of(merged[0]), self.width * len(merged), self.per_example), self
+            return outer.estimate().plus(rows.estimate(), *tied_product(outer, rows)).upper, self
+        # Uses may cancel: their sum is wrong by what each of them is, once in the norm and once in the weighted sum.
+        squares = norm_by_parts(batch_of(merged[0]), self.width * len(merged), self.per_example)
+        return Estimate(squares, torch.zeros_like(squares), 2 * self.rounding()).upper, self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.parts[0].weighted_sum(weights)
@@ -83,6 +89,9 @@ class Shared:
         for part in self.parts[1:]:
             total = total + part.per_example(rows)
         return total
+
+    def rounding(self) -> Tensor:
+        return torch.stack([part.rounding() for part in self.parts]).sum(0)
 
     def cleaned(self, keep: Tensor) -> Shared:
         return Shared([part.cleaned(keep) for part in self.parts])
@@ -112,14 +121,24 @@ def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     return merged
 
 
-def tied_product(outer: Outer, rows: Rows) -> Tensor:
-    """Inner products, example by example, of a linear head's gradient with that of the embedding it is tied to.
+def tied_product(outer: Outer, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Inner products, example by example, of a linear head's gradient with that of the embedding it is tied to; how wrong they can be.
 
-    sum over t, s of left[t][index[s]] (right[t] . grads[s]): nothing of the size of the table is made for an example.
+    sum over t, s of left[t][index[s]] (right[t] . grads[s]): nothing of the size of the table is made for an example. With M the
+    first factors and N the second ones, an entry of N is wrong by gamma(width) |right[t]| |grads[s]|, so the sum by that times |M|
+    |right| |grads|, and by gamma(`SHORT`) |M| |N|.
     """
-    products = []
-    for part in row_chunks(len(outer.left), 2 * outer.left.shape[1] * rows.index.shape[1]):
-        left, index = outer.left[part], rows.index[part]
-        picked = left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1))
-        products.append((wide(picked) * wide(outer.right[part] @ rows.grads[part].mT)).sum((1, 2)))
-    return torch.cat(products)
+    products, errors = [], []
+    width, dtype = rows.grads.shape[2], outer.dtype
+    entries = outer.left.shape[1] * rows.index.shape[1]
+    each = rounding.gamma(width + 4, dtype) + 2 * rounding.of_factors(dtype, outer.right.device)
+    for part in row_chunks(len(outer.left), 2 * entries):
+        left, index, right, grads = outer.left[part], rows.index[part], wide(outer.right[part]), wide(rows.grads[part])
+        first = wide(left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1)))
+        second = right @ grads.mT
+        size = (row_squares(right) * row_squares(grads)).sqrt_()
+        wrong = each * size + entries * width * rounding.least(dtype)
+        wrong = wrong + rounding.gamma(rounding.SHORT + 4, dtype) * (row_squares(second).sqrt() + wrong)
+        errors.append(wrong * row_squares(first).sqrt() * (1 + 2.0**-8) + entries * rounding.least(dtype))
+        products.append(rounding.block_sums(first * second))
+    return torch.cat(products), torch.cat(errors)

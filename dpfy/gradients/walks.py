@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dpfy.gradients.rounding import Estimate, Gram, GramRounding, gamma
+
 try:
     import triton
     import triton.language as tl
 except ImportError:  # a CPU-only installation
     triton = None
+else:
+    from dpfy.gradients.kernels import _store_gram
 
 STAGE_BYTES = 2**23
 """How much of a layer's input may exist a second time, padded and in another order."""
@@ -148,7 +152,7 @@ if triton is not None:
                     if weight != 0.0:
                         total += weight * product
                 else:
-                    tl.store(out + tile * pitch + n, tl.sum(product * product))
+                    tl.store(out + tile * pitch + n, tl.sum(tl.sum(product * product, axis=1), axis=0))
         else:
             product = tl.zeros((TILE_O, TILE_D), dtype=tl.float32)
             for step in range(begin * steps, end * steps):
@@ -166,22 +170,23 @@ if triton is not None:
                         if weight != 0.0:
                             total += weight * product
                     else:
-                        tl.store(out + tile * pitch + n, tl.sum(product * product))
+                        tl.store(out + tile * pitch + n, tl.sum(tl.sum(product * product, axis=1), axis=0))
                     product = tl.zeros((TILE_O, TILE_D), dtype=tl.float32)
         if SUM:
             at = out + (split.to(tl.int64) * outs + o[:, None]) * width_total + column[None, :]
             mask = o_ok[:, None] & column_ok[None, :]
-            total += tl.load(at, mask=mask & (again != 0), other=0.0)
+            if again != 0:
+                total += tl.load(at, mask=mask, other=0.0)
             tl.store(at, total, mask=mask)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["pitch"])
     def _patch_gram_kernel(
-        inputs, grads, out, width_total, channels, height, width, outs, length, out_width, kernel_w,
+        inputs, grads, out, pitch, width_total, channels, height, width, outs, length, out_width, kernel_w,
         stride_h, stride_w, pad_h, pad_w, dilate_h, dilate_w, in_n, in_c, in_h, in_w, g_n, g_c, g_h, g_w,
         CHECK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
         PRECISION: tl.constexpr,
     ):  # fmt: skip
-        """Squared norm of one example's weight gradient from the Gram matrices of its at most TILE positions."""
+        """The five sums of ``rounding.Gram`` for one example's weight gradient, from the Gram matrices of its at most TILE positions."""
         example = tl.program_id(0).to(tl.int64)
         base_a, base_g = inputs + example * in_n, grads + example * g_n
         position = tl.arange(0, TILE)
@@ -200,7 +205,7 @@ if triton is not None:
                 in_c, in_h, in_w, CHECK,
             )  # fmt: skip
             second = tl.dot(a, tl.trans(a), second, input_precision=PRECISION)
-        tl.store(out + tl.program_id(0), tl.sum(first * second))
+        _store_gram(out + tl.program_id(0), pitch, first, second, position, position, ok, True)
 
 
 @dataclass(frozen=True)
@@ -332,15 +337,25 @@ def norms(walk: Walk, how: Tiling | None = None) -> Tensor:
     return out
 
 
-def gram_norms(walk: Walk, order: str = "given") -> Tensor:
-    """Squared norms of the weight gradients of a convolution of at most 64 positions, [1, batch], from Gram matrices."""
+def gram_estimate(walk: Walk, order: str = "given") -> Estimate:
+    """Norms of the weight gradients of a convolution of at most 64 positions, from Gram matrices, and how wrong they can be.
+
+    On tensor cores factors are rounded here as they are for the weighted sum, so that their rounding is no error.
+    """
     walk = walk.simple()
-    out = torch.empty(1, len(walk.inputs), dtype=torch.float32, device=walk.inputs.device)
+    outs, columns, each = walk.grads.shape[1], walk.columns, 2 if reduced(walk.grads) else 1
+    how = GramRounding(walk.length, each * outs, each * columns, 2 * 64 + 8, 0.0, 0.0, 2 * gamma(walk.length + 8, torch.float32))
+    return how.estimate(Gram(*gram_sums(walk, order).double().unbind(0)))
+
+
+def gram_sums(walk: Walk, order: str) -> Tensor:
+    """The sums of ``rounding.Gram``, [5, batch]."""
+    out = torch.empty(5, len(walk.inputs), dtype=torch.float32, device=walk.inputs.device)
     tile = max(16, triton.next_power_of_2(walk.length))
     depth = 64 if walk.grads.element_size() < 4 else 32
     for rows, part in walk.parts(order):
         _patch_gram_kernel[(len(part.inputs),)](
-            part.inputs, part.grads, out[0, rows], *part.arguments(), **part.choices(depth),
+            part.inputs, part.grads, out[:, rows], out.stride(0), *part.arguments(), **part.choices(depth),
             TILE=tile, DEPTH=depth, num_warps=4, num_stages=4,
         )  # fmt: skip
     return out

@@ -48,12 +48,12 @@ def test_gram_norms(batch: int, length: int, p: int, d: int, dtype: torch.dtype)
         [draw(batch, length, p, dtype=dtype) for _ in range(3)],
         [draw(batch, length, d, dtype=dtype) for _ in range(3)],
     )
-    for left, right, norm in zip(lefts, rights, kernels.gram_norms(lefts, rights), strict=True):
-        close(norm.sum(0), (left.double().mT @ right.double()).flatten(1).square().sum(1))
+    for left, right, found in zip(lefts, rights, kernels.gram_estimates(lefts, rights), strict=True):
+        close(found.squares, (left.double().mT @ right.double()).flatten(1).square().sum(1))
     index = torch.randint(0, 6, (batch, length), device=DEVICE)
     table = torch.zeros(batch, 6, p, dtype=torch.float64, device=DEVICE)
     table.scatter_add_(1, index[..., None].expand(batch, length, p), lefts[0].double())
-    close(kernels.gram_norm(lefts[0], index).sum(0), table.flatten(1).square().sum(1))
+    close(kernels.gram_estimates([lefts[0]], [index])[0].squares, table.flatten(1).square().sum(1))
 
 
 @pytest.mark.gpu
@@ -61,12 +61,13 @@ def test_gram_norms_of_tensors_that_are_rounded_first(monkeypatch: pytest.Monkey
     """In TF32, for long sequences: the same norms as with rounding inside of the kernel, however many layers go together."""
     torch.backends.cuda.matmul.allow_tf32 = True
     lefts, rights = [draw(3, 70, 33) for _ in range(5)], [draw(3, 70, 40) for _ in range(5)]
-    expected = kernels.gram_norms(lefts, rights)
+    expected = kernels.gram_estimates(lefts, rights)
     monkeypatch.setattr(kernels, "LONG", 70)
     for layers in (1, 2, 5):
         monkeypatch.setattr(kernels, "ROUNDED_BYTES", layers * 3 * 70 * (33 + 40) * 2)
-        for norm, other in zip(kernels.gram_norms(lefts, rights), expected, strict=True):
-            close(norm.sum(0), other.sum(0), 1e-5)
+        for found, other in zip(kernels.gram_estimates(lefts, rights), expected, strict=True):
+            close(found.squares, other.squares, 1e-5)
+            close(found.upper, other.upper, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -157,7 +158,7 @@ def test_products_of_convolutions(
     close(walks.weighted_sum(walk, weights), torch.tensordot(weights.double(), each, 1))
     for order in ("given", "channels last"):
         if walk.length <= 64:
-            close(walks.gram_norms(walk, order)[0], each.flatten(1).square().sum(1))
+            close(walks.gram_estimate(walk, order).squares, each.flatten(1).square().sum(1))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -200,7 +201,9 @@ def test_convolution_by_every_route(name: str, reduced: bool, monkeypatch: pytes
     monkeypatch.setattr(walks, "reduced", lambda t: reduced and DEVICE == "cpu")  # on a GPU that would be TF32
     monkeypatch.setattr(convolution, "COPY_BYTES", 1)
     norms = each.flatten(1).square().sum(1)
-    close(part.measured()[0].sum(0), norms)
+    found = part.measured()[0].sum(0)
+    assert bool((found >= norms * (1 - 2e-5)).all())  # an upper bound
+    close(found, norms, 5e-4)
     close(part.weighted_sum(weights), torch.tensordot(weights.double(), each, 1))
 
 

@@ -51,7 +51,7 @@ def test_one_example_moves_a_bfloat16_sum_by_at_most_the_bound(engine, kind):
     moved = float((sums[0] - sums[1]).norm())
     assert 0.9 * CLIP < moved <= CLIP * (1 + 1e-4)
     rounded = float((sums[0].bfloat16() - sums[1].bfloat16()).double().norm())
-    assert rounded > CLIP * 1.05 or rounded < CLIP * 0.95  # what rounding first would have done
+    assert rounded > CLIP * 1.02 or rounded < CLIP * 0.95  # what rounding first would have done
 
 
 @pytest.mark.gpu

@@ -45,7 +45,7 @@ def each(part: Convolution):
 
 def check(part, rest, norms, expected):
     weights = torch.rand(len(expected), dtype=torch.float64)
-    torch.testing.assert_close(norms.sum(0), expected.flatten(1).square().sum(1))
+    torch.testing.assert_close(norms.reshape(-1, len(expected)).sum(0), expected.flatten(1).square().sum(1))
     total = rest.weighted_sum(weights)
     torch.testing.assert_close(total.reshape(expected.shape[1:]), torch.tensordot(weights, expected, dims=1))
 
@@ -116,8 +116,8 @@ def test_bfloat16_patches_are_multiplied_in_float32():
     narrow = Convolution(part.inputs.bfloat16(), part.grads.bfloat16(), part.weight.bfloat16(), part.geometry)
     norms, rest = narrow._by_patches(narrow._window(), keep=True)
     wide = Convolution(narrow.inputs.double(), narrow.grads.double(), narrow.weight.double(), part.geometry)
-    assert norms.dtype == rest.dtype == torch.float32
-    torch.testing.assert_close(norms[0].double(), each(wide).flatten(1).square().sum(1), rtol=1e-5, atol=0)
+    assert rest.dtype == torch.float32
+    torch.testing.assert_close(norms, each(wide).flatten(1).square().sum(1), rtol=1e-5, atol=0)
 
 
 def rows_case(kind, batch=9, positions=6, columns=4, count=5):
@@ -152,7 +152,8 @@ def test_embedding_rows_by_gram_matrices_and_with_short_integers(kind):
 def test_examples_without_positions_have_no_gradient():
     part = Rows(torch.empty(3, 0, dtype=torch.int64), torch.empty(3, 0, 4), 5)
     norms, rest = part.measured()
-    assert norms.sum(0).tolist() == [0, 0, 0]
+    assert norms.shape[1] == 3
+    assert float(norms.max()) < 1e-30  # what could have underflowed
     assert not rest.weighted_sum(torch.ones(3)).any()
 
 
@@ -188,5 +189,6 @@ def test_narrow_rows():
     narrow = Rows(part.index, part.grads.bfloat16(), part.count)
     norms, rest = narrow.measured()
     exact = Rows(part.index, narrow.grads.double(), part.count).measured()[0]
-    torch.testing.assert_close(norms.double(), exact, rtol=1e-5, atol=0)
+    assert bool((norms >= exact).all())
+    torch.testing.assert_close(norms, exact, rtol=1e-4, atol=0)
     assert rest.weighted_sum(torch.ones(9, dtype=torch.bfloat16)).dtype == torch.float32
