@@ -249,9 +249,9 @@ class Outer:
             return self._one_position()[None], self
         if kernels.usable(self.left):
             return self.estimate().upper, self
-        if batch * p * d <= KEEP_ELEMENTS and PASS_COST * p * d <= 2 * positions**2 * (p + d):
+        if batch * p * d <= KEEP_ELEMENTS and self._keeping_pays:
             grads = self.per_example(slice(0, batch))
-            return self._estimate(row_squares(grads)).upper, Direct(grads)
+            return self._estimate(row_squares(grads), self._sizes()).upper, Direct(grads)
         return self.estimate().upper, self
 
     def estimate(self) -> Estimate:
@@ -264,27 +264,38 @@ class Outer:
         if kernels.usable(self.left):
             if self.by_gram:
                 return kernels.gram_estimates([self.left], [self.right])[0]
-            return self._estimate(norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS))
-        return self._estimate(self.gram() if self._gram_pays else self._products())
+            return self._estimate(norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS), self._sizes())
+        return self._estimate(*self.gram()) if self._by_gram else self._estimate(self._products(), self._sizes())
 
     def _one_position(self) -> Tensor:
         return row_squares(self.left) * row_squares(self.right)
 
-    def _estimate(self, squares: Tensor) -> Estimate:
+    def _estimate(self, squares: Tensor, sizes: Tensor) -> Estimate:
         positions, p, d = *self.left.shape[1:], self.right.shape[-1]
-        gram = rounding.gram_terms(p, d) if self._gram_pays else 0
-        return rounding.of_products(squares, self._sizes(), positions, gram, self._factor(), self.dtype)
+        gram = rounding.gram_terms(p, d) if self._by_gram else 0
+        return rounding.of_products(squares, sizes, positions, gram, self._factor(), self.dtype)
 
     @property
-    def _gram_pays(self) -> bool:
-        """Whether Gram matrices take fewer operations than products."""
+    def _keeping_pays(self) -> bool:
         positions, p, d = *self.left.shape[1:], self.right.shape[-1]
-        return positions * (p + d) <= 0.9 * p * d
+        return PASS_COST * p * d <= 2 * positions**2 * (p + d)
+
+    @property
+    def _by_gram(self) -> bool:
+        """On a CPU: whether Gram matrices take fewer operations than products, and these are never kept.
+
+        By the shapes of one example, never by the size of the batch: where terms cancel the two give different norms, and one more
+        example in the batch must not change those of all the others.
+        """
+        positions, p, d = *self.left.shape[1:], self.right.shape[-1]
+        return positions * (p + d) <= 0.9 * p * d and not self._keeping_pays
 
     def _sizes(self) -> Tensor:
         """|L| |R|: no sum of absolute terms is longer."""
-        left, right = row_squares(self.left), row_squares(self.right)
-        return left.add_(rounding.hidden(self.left)).mul_(right.add_(rounding.hidden(self.right))).sqrt_()
+        return self._size(row_squares(self.left), row_squares(self.right))
+
+    def _size(self, left: Tensor, right: Tensor) -> Tensor:
+        return left.add(rounding.hidden(self.left)).mul_(right.add(rounding.hidden(self.right))).sqrt_()
 
     def _factor(self) -> float:
         """How far factors are rounded before the product that is the weighted sum."""
@@ -316,13 +327,15 @@ class Outer:
             parts.append(row_squares(each))
         return torch.cat(parts)
 
-    def gram(self) -> Tensor:
-        """sum over t, s of (left[t] . left[s]) (right[t] . right[s])."""
-        parts = []
+    def gram(self) -> tuple[Tensor, Tensor]:
+        """sum over t, s of (left[t] . left[s]) (right[t] . right[s]), and the sizes, of which the diagonals tell."""
+        parts, sizes = [], []
         for rows in row_chunks(self.left.shape[0], 2 * self.left.shape[1] ** 2):
             first, second = rounding.self_products(self.left[rows]), rounding.self_products(self.right[rows])
+            left, right = (t.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64) for t in (first, second))
+            sizes.append(self._size(left, right))
             parts.append(rounding.block_sums(first.mul_(second)))
-        return torch.cat(parts)
+        return torch.cat(parts), torch.cat(sizes)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return wide_product(*self._factors(weights))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -87,7 +88,7 @@ class Convolution:
                 return self._estimate(self._by_gram(window), rounding.gram_terms(outs, columns)).upper, self
             if not self._blocked:
                 squares, rest = self._by_patches(window, keep)
-                return self._estimate(squares).upper, rest
+                return (self._estimate(squares).upper if rest is self else squares[None]), rest
         if keep:
             grads = self.per_example(slice(0, batch))
             return self._estimate(row_squares(grads)).upper, Direct(grads)
@@ -138,26 +139,37 @@ class Convolution:
         return ins % 8 == 0 and outs % 8 == 0 and set(how.stride) == {1} and set(self.weight.shape[2:]) != {1}
 
     def _by_patches(self, window: Window, keep: bool) -> tuple[Tensor, Contribution]:
-        """Per-example products of patches, all of them kept or a few at a time."""
+        """Per-example products of patches: all of them kept, or made a second time for the sum, or (few positions) not needed for it."""
         batch, outs = self.grads.shape[:2]
-        size = max(window.columns * window.positions, outs * window.columns)
-        chunks = row_chunks(batch, size, PATCH_ELEMENTS)
-        many = chunks[0].stop
-        like = wide(self.inputs[:0])
+        kept = wide(self.inputs[:0]).new_empty(batch, outs, window.columns) if keep else None
+        norms = torch.cat([rounding.block_norms(each) for _, each in self.products(window, kept)])
+        squares = rounding.joined_squares(norms, self.weight[None].to(rounding.sum_dtype(self.dtype)))
+        if kept is not None:
+            return squares, Patched(kept, window)
+        return squares, self if self._positions < KEPT_POSITIONS else Remade(self, window)
+
+    def products(self, window: Window, kept: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """The gradients of a few examples at a time, [examples, channels out, columns]: in `kept`, or valid until the next ones.
+
+        The same to the bit whenever they are made.
+        """
+        batch, outs = self.grads.shape[:2]
+        chunks = row_chunks(batch, max(window.columns * window.positions, outs * window.columns), PATCH_ELEMENTS)
+        many, like = chunks[0].stop, wide(self.inputs[:0])
         write = window.writer(many, like)
-        products = like.new_empty(batch if keep else many, outs, window.columns)
-        norms = []
+        memory = like.new_empty(many, outs, window.columns) if kept is None else kept
         for rows in chunks:
-            each = products[rows] if keep else products[: rows.stop - rows.start]
+            each = memory[: rows.stop - rows.start] if kept is None else memory[rows]
             torch.bmm(positions_last(wide(self.grads[rows])), write(self.inputs[rows]), out=each)
-            norms.append(row_squares(each))
-        return torch.cat(norms), Patched(products, window) if keep else self
+            yield rows, each
 
     def _by_gram(self, window: Window) -> Tensor:
         """Gram matrices over few positions, the patches written out for a few examples at a time."""
         chunks = row_chunks(len(self.inputs), window.columns * window.positions, PATCH_ELEMENTS)
         write = window.writer(chunks[0].stop, wide(self.inputs[:0]))
-        return torch.cat([Outer(positions_last(wide(self.grads[rows])).mT, write(self.inputs[rows])).gram() for rows in chunks])
+        return torch.cat(
+            [Outer(positions_last(wide(self.grads[rows])).mT, write(self.inputs[rows])).gram()[0] for rows in chunks]
+        )
 
     @property
     def _walks(self) -> bool:
@@ -246,6 +258,43 @@ class Patched:
 
     def cleaned(self, keep: Tensor) -> Patched:
         return Patched(kept(self.grads, keep), self.window)
+
+
+@dataclass(frozen=True)
+class Remade:
+    """A convolution with too many examples to keep their gradients: the sum is of the very products that were measured, made again.
+
+    Whether gradients are kept depends on the batch. What an example adds must not, so neither way may need an allowance.
+    """
+
+    part: Convolution
+    window: Window
+
+    @property
+    def width(self) -> int:
+        return self.part.width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.part.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return self.part.measured()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=rounding.sum_dtype(self.dtype))
+        for rows, each in self.part.products(self.window):
+            total = total + Direct(each).weighted_sum(weights[rows])
+        return self.window.ordered(total)
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.part.per_example(rows)
+
+    def rounding(self) -> Tensor:
+        return self.part.rounding()
+
+    def cleaned(self, keep: Tensor) -> Remade:
+        return Remade(self.part.cleaned(keep), self.window)
 
 
 def positions_last(grads: Tensor) -> Tensor:

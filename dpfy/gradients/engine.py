@@ -95,7 +95,7 @@ def norm_dtype(dtype: torch.dtype) -> torch.dtype:
 MARGIN = {torch.float64: 0.0, torch.float32: 2.0**-14, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
 """Inflation of norms for what rounding does relatively to a gradient, by the type in which it is scaled and summed.
 
-In float32: the norm of a product of two rows is too short by at most gamma(``BLOCK`` + 4) = 3.1e-5, relatively; rounding the multiplier,
+In float32: the norm of a product of two rows is too short by at most gamma(``BLOCK`` + 4) = 5.4e-5, relatively; rounding the multiplier,
 scaling by it and the product itself lengthen by 4 u = 2.4e-7. Together less than 2^-14 = 6.1e-5. Clip rules add 2^-40 for their own
 arithmetic in float64. What may cancel is not here but in the norms: see ``dpfy.gradients.rounding``.
 """

@@ -115,21 +115,12 @@ class Pooled(Rows):
     runs: Runs
 
     def measured(self) -> tuple[Tensor, Contribution]:
-        return self.estimate().upper, self
-
-    def estimate(self) -> Estimate:
-        runs, once = self.runs, row_squares(self.grads[:, 0])
+        """By the formula of :meth:`Rows._estimate`: sizes are sqrt(positions) |G| = positions |g| for positions that are all alike."""
+        positions, runs, once = self.grads.shape[1], self.runs, row_squares(self.grads[:, 0])
         times = torch.zeros_like(once).index_add_(0, runs.owners, runs.times.double().square_())
-        return self._estimate(times.mul_(once))
-
-    def _sizes(self) -> Tensor:
-        return (
-            row_squares(self.grads[:, 0])
-            .mul_(self.grads.shape[1])
-            .add_(rounding.hidden(self.grads))
-            .mul_(self.grads.shape[1])
-            .sqrt_()
-        )
+        allowed = positions * 2 * (rounding.gamma(positions + 8, self.dtype) + self._factor())
+        grown = times.mul_(1 + rounding.gamma(rounding.BLOCK + 8, self.dtype)).sqrt_().add_(allowed).square_()
+        return grown.mul_(once)[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         once, runs = scaled_wide(self.grads[:, 0], weights), self.runs

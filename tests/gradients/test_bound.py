@@ -141,6 +141,23 @@ def test_what_cancels_over_positions_stays_within_the_bound(
     assert 0.9 < worst <= 1.0
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_how_much_is_kept_does_not_change_a_norm(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether gradients are kept depends on the size of the batch, hence on others: an example's multiplier must not."""
+    if "norm" in route:
+        return
+    for gap in (1e-5, 1e-3, 0.1, 2.0):
+        lengths = []
+        for keep in (contribution.KEEP_ELEMENTS, 0):
+            monkeypatch.setattr(contribution, "KEEP_ELEMENTS", keep)
+            monkeypatch.setattr(convolution, "KEEP_ELEMENTS", keep)
+            torch.manual_seed(0)
+            given_ = ROUTES[route](1e5, gap)
+            lengths.append(length(given_, given_.losses, FlatClip(1.0), mask=torch.tensor([True, False])))
+            monkeypatch.undo()
+        assert lengths[0] == pytest.approx(lengths[1], rel=1e-2 if gap < 1e-4 else 1e-4)
+
+
 def on(device: str, given_: Given) -> Given:
     given_.inputs, given_.grads = [t.to(device) for t in given_.inputs], [t.to(device) for t in given_.grads]
     return given_.to(device)
