@@ -28,7 +28,8 @@ class Bug:
     """A classic mistake, as the parts it replaces. Each replacement is given the real part; the claim stays what it was.
 
     `restored` gets (the saved noise state, a fresh one) when a correlated run resumes. `billed` is the adjacency whose curve is
-    claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model. `caught_by` names the check that must catch it.
+    claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model. `after_error` is given a training whose step failed
+    behind its noise, `after_crash` the folder of a run that was killed. `caught_by` names the check that must catch it.
     """
 
     name: str
@@ -42,6 +43,8 @@ class Bug:
     steps: int | None = None
     billed: Adjacency = Adjacency.REPLACE_ONE
     batchnorm: bool = False
+    after_error: Part = same
+    after_crash: Part = same
 
 
 AS_SHIPPED = Bug("as shipped", "the code as it is", "")
@@ -100,3 +103,6 @@ class Bench(Protocol):
 
     def batchnorm_refusal(self, bug: Bug) -> str | None:
         """How a model with BatchNorm is refused; None if it trains."""
+
+    def again(self, bug: Bug) -> Iterable[tuple[str, list[tuple[int, Array]]]]:
+        """What is released, (step, noisy sum) in order, by a loop that goes on with other gradients after an error, and after a crash."""

@@ -166,6 +166,17 @@ def resumed(bench: Bench, bug: Bug) -> str | None:
     return None if np.array_equal(whole, halves) else "a resumed run releases other values than an uninterrupted one"
 
 
+def spent(bench: Bench, bug: Bug) -> str | None:
+    """The noise of a step is for one sum: a step that is released again, after an error or a crash, is released with the same bits."""
+    for what, released in bench.again(bug):
+        first: dict[int, Array] = {}
+        for step, seen in released:
+            if not np.array_equal(kept := first.setdefault(step, seen), seen):
+                apart = float(np.linalg.norm(kept - seen))
+                return f"after {what} step {step} is released again: the difference, {apart:.3f} clip norms, has no noise"
+    return None
+
+
 def sampling(bench: Bench, bug: Bug) -> str | None:
     """Who takes part when, over 400 steps: rate, independence over steps, over records, and of consecutive batches."""
     from scipy.stats import chi2
@@ -220,6 +231,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "noise and data": noise_and_data,
     "secret": secret,
     "resumed": resumed,
+    "spent": spent,
     "sampling": sampling,
     "correlated noise": correlated,
     "tied weights": tied,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.guarantee import Curve
 from dpfy.core.ledger import Permit
 from dpfy.core.storage import PRIVATE_MODE, append, write_atomically
@@ -192,6 +192,71 @@ def observe_gradients(
                         break
     _reset(model, initial)
     return np.array([seen[step] for step in sorted(seen)])
+
+
+def observe_error(
+    model: nn.Module, rows: tuple[Array, Array], plan: Plan, then: Callable[[PrivateTraining], object]
+) -> list[tuple[int, Array]]:
+    """What is released, (step, noisy sum), when step 1 fails behind its noise and the loop, after `then`, goes on with other rows."""
+    with tempfile.TemporaryDirectory() as folder, _rows_of(model, rows[0], plan, Path(folder)) as attempt:
+        with suppress(_Discarded):
+            attempt.all(fail=1)
+        then(attempt.training)
+        attempt.rows = rows[1]
+        with suppress(DpfyError):
+            attempt.all()
+        attempt.training._stopped = "over"
+    return attempt.seen
+
+
+def observe_crash(
+    model: nn.Module, rows: tuple[Array, Array], plan: Plan, then: Callable[[Path], object]
+) -> list[tuple[int, Array]]:
+    """The same when the process dies at step 3 and the run is resumed, after `then` on its folder, with other rows."""
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with tempfile.TemporaryDirectory() as folder:
+        with _rows_of(model, rows[0], plan, Path(folder)) as attempt, suppress(_Discarded):
+            attempt.all(fail=3)
+        then(Path(folder) / "run")
+        _reset(model, initial)
+        with suppress(DpfyError), _rows_of(model, rows[1], plan, Path(folder)) as again:
+            again.seen = attempt.seen
+            again.all()
+    _reset(model, initial)
+    return attempt.seen
+
+
+class _Attempt:
+    """A training on records with given gradients, of which every release is kept."""
+
+    def __init__(self, training: PrivateTraining, rows: Array) -> None:
+        self.training, self.rows, self.fail = training, rows, -1
+        self.seen: list[tuple[int, Array]] = []
+
+    def look(self, training: PrivateTraining) -> None:
+        """Keep a release; fail behind the noise where asked."""
+        self.seen.append((training.steps_done, _released(training.plan, trainable(training.model))))
+        if training.steps_done == self.fail:
+            raise _Discarded
+
+    def all(self, fail: int = -1) -> None:
+        """Make all steps that are left."""
+        self.fail, model = fail, self.training.model
+        directions = torch.tensor(self.rows, dtype=next(model.parameters()).dtype) * self.training.plan.recipe.clip.bound.l2
+        for (index,) in self.training.batches():
+            flat = torch.cat([p.reshape(-1) for p in trainable(model).values()])
+            self.training.step(functional.linear(directions[index], flat[None]).squeeze(1))
+
+
+@contextmanager
+def _rows_of(model: nn.Module, rows: Array, plan: Plan, folder: Path) -> Iterator[_Attempt]:
+    run = Run(folder / "run", resume=True, seed=7, checkpoint_every=1e9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    records = Records((torch.arange(len(rows)),))
+    training = PrivateTraining(model, optimizer, records, plan, run, runtime=Runtime(engine="batched", max_physical_batch=64))
+    attempt = _Attempt(training, rows)
+    with watched(training, attempt.look, keep=False):
+        yield attempt
 
 
 def observe_stream(stream: NoiseStream, contributions: Array) -> Array:

@@ -26,7 +26,7 @@ from dpfy.noise.gaussian import draw
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import Plan, dpsgd
-from dpfy.training.audited import observe_gradients
+from dpfy.training.audited import observe_crash, observe_error, observe_gradients
 
 Array = NDArray[np.float64]
 CORRELATED_STEPS, CORRELATED_RESUME = 12, 6
@@ -90,6 +90,13 @@ class TrainingBench:
             rng = randomness.generator("sampling", sampler.address(step))
             there[step, sampler.batch(step, records=records, rng=rng)] = True
         return there
+
+    def again(self, bug: Any) -> Iterator[tuple[str, list[tuple[int, Array]]]]:
+        """A loop that goes on with other gradients after an error behind the noise of a step, and a run resumed with others."""
+        rows = np.eye(8, sum(p.numel() for p in self.model.parameters())) * 4
+        plan = self.plan(len(rows), self.noise_multiplier, 1.0, 6, Adjacency.ADD_OR_REMOVE_ONE)
+        yield "an error", observe_error(self.model, (rows, -rows), plan, bug.after_error)
+        yield "a crash", observe_crash(self.model, (rows, -rows), plan, bug.after_crash)
 
     def correlated(self, bug: Any) -> Iterator[tuple[str, Array, Array]]:
         """Noise of correlated strategies as streamed, with the state saved and restored half-way, and as their matrices say."""

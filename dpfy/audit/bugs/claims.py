@@ -11,6 +11,7 @@ from dpfy.audit.bench import Bug
 from dpfy.core.unit import Adjacency
 
 CORRELATED = "correlated noise"
+SPENT = "spent"
 
 
 def redrawing() -> Callable[[Any], Any]:
@@ -26,7 +27,27 @@ def no_restart(strategy: Any) -> Any:
     return strategy
 
 
+def forgive(training: Any) -> None:
+    """Forget that a step failed behind its noise."""
+    training._stopped = None
+
+
+def lose_journal(folder: Any) -> None:
+    """Forget which sums the noise of the last steps was made for, and what was computed."""
+    for name in ("steps.jsonl", "watch.json"):
+        (folder / "checkpoint" / name).unlink(missing_ok=True)
+
+
 BUGS = (
+    Bug(
+        "noise-after-error", "the noise of a step is used again after an error that the loop survives", SPENT, after_error=forgive
+    ),
+    Bug(
+        "noise-after-crash",
+        "the noise of a step is used again by a resumed run with another loss",
+        SPENT,
+        after_crash=lose_journal,
+    ),
     Bug("batchnorm", "BatchNorm left in the model", "batch statistics", batchnorm=True),
     Bug("resume-redraws", "a resumed run draws other noise for the same step", "resumed", stream=redrawing()),
     Bug("correlated-reset", "correlated noise whose state is reset on resuming", CORRELATED, restored=lambda saved, fresh: fresh),
