@@ -26,7 +26,7 @@ class Averaging:
         return {name: p.detach().clone() for name, p in trainable(model).items()} if self.decay else {}
 
     @torch.no_grad()
-    def update(self, average: dict[str, Tensor], weights: Mapping[str, Tensor], step: int) -> None:
+    def update(self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor], step: int) -> None:
         """Move `average` towards the weights after `step` (counted from 0), in place."""
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, value in average.items():

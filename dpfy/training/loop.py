@@ -8,13 +8,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.errors import Busy, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
 from dpfy.data.records import Records, as_records, rows_of
@@ -86,6 +86,7 @@ class PrivateTraining:
         self._stopped: str | None = None
         self._journal: Journal | None = None
         self._losses: Tensor | None = None
+        self._asked: object = None
         self._pieces: _Pieces | None = None
         self.watch: Watch | None = None
 
@@ -105,16 +106,26 @@ class PrivateTraining:
             raise InvalidInput(f"training.{name}", type(value).__name__, "is read-only: the plan says what a run does")
         object.__setattr__(self, name, value)
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """No copies: each would make the noise of the same steps for sums of its own."""
+        raise Unsupported("a copy of a private training", "copy the model, or begin another run")
+
     def __enter__(self) -> PrivateTraining:
         """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one, and attach the engine."""
+        if self._entered:
+            raise InvalidInput("training", "entered twice", "one block at a time")
+        self._stopped, self._pieces = None, None
         self.folder = self.run if isinstance(self.run, RunFolder) else RunFolder(self.run, self.plan)
+        if self.folder.in_use:
+            raise Busy(f"run {self.run_path.name}: another training is using it; wait for it to end or choose another folder")
+        self.folder.in_use = True
         try:
             self.device = torch.device(self.runtime.device or next(self.model.parameters()).device)
             self.model.to(self.device)
             self.records = as_records(self._train).to(self.device)
             self._check_records(self.records.rows_each, len(self.records))
             self._noise = self._stream()
-            self.average = self.rule.averaging.init(self.model)
+            self.average = MappingProxyType(self.rule.averaging.init(self.model))
             self._noise_state = self._noise.init({n: p for n, p in self.model.named_parameters() if p.requires_grad})
             self.physical_batch = self._physical_batch()
             self._clip = self.plan.recipe.clip
@@ -125,9 +136,10 @@ class PrivateTraining:
             self._random = state.generators(self.device)
             self.engine.attach(self.model)
             self.watch = self._watch()
-            self._guard = Guard(self.model, self.optimizer, self.average)
+            self._guard = Guard(self.model, self.optimizer, self.average, self.records.tensors)
         except BaseException as error:
             self._detach()
+            self.folder.in_use = False
             self.folder.__exit__(type(error), error, None)
             raise
         self._last_save = time.monotonic()
@@ -146,7 +158,7 @@ class PrivateTraining:
             elif not self.folder.finished:
                 self._leave(error)
         finally:
-            self._entered = False
+            self._entered = self.folder.in_use = False
             if self._journal is not None:
                 self._journal.close()
             self.folder.__exit__(kind, error, trace)
@@ -186,6 +198,7 @@ class PrivateTraining:
 
     def _remaining(self) -> Iterator[tuple[Tensor, ...]]:
         recipe, grain, watch = self.plan.recipe, self._grain(), self._require_sound()
+        self._asked = mine = object()
         while self.steps_done < recipe.steps:
             self._require_live()
             step, self._random = self.steps_done, state.generators(self.device)
@@ -202,6 +215,8 @@ class PrivateTraining:
                 watch.begin(step, batch, first=place == 0)
                 yield batch
                 self._require_live()
+                if self._asked is not mine:
+                    raise InvalidInput("batches", "two at a time", "ask for batches() again only when done with the ones before")
                 if self._pieces is not None and not self._pieces.idle:
                     raise InvalidInput("step", "no call", "every batch must be followed by exactly one step(losses)")
 
@@ -282,6 +297,9 @@ class PrivateTraining:
     def averaged(self) -> Iterator[None]:
         """A context in which the model holds the averaged weights (its own, if there is no averaging): use it to evaluate."""
         self._check_untouched()
+        if not self.average:
+            yield
+            return
         with swapped(self._guard.trainable, self.average, self._guard.restored):
             yield
 

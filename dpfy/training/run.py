@@ -66,7 +66,7 @@ class RunFolder:
         self.path = Path(run.path)
         self.secrets = self.path / HIDDEN
         self.shared: tuple[Ledger, Permit] | None = None
-        self._over = self._noted = False
+        self._over = self._noted = self.in_use = False
         self._hold: AbstractContextManager[None] = nullcontext()
         self.mark, self.fresh = self._marked()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets as entropy
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ def restore_or_begin(training: PrivateTraining) -> None:
 def save(training: PrivateTraining) -> None:
     """Write the state between two steps: weights, optimizer, averages, noise state, generator position."""
     tensors, optimizer = checkpoint.split_optimizer(training.optimizer.state_dict())
-    parts: dict[str, dict[str, Tensor]] = {
+    parts: dict[str, Mapping[str, Tensor]] = {
         "model": _weights(training),
         "optimizer": tensors,
         "average": training.average,

@@ -83,6 +83,14 @@ def new_momentum(training):
     training.optimizer.state[weight(training)]["momentum_buffer"] = torch.ones(16, FEATURES)
 
 
+def momentum_data(training):
+    training.optimizer.state[weight(training)]["momentum_buffer"].data.fill_(1.0)
+
+
+def other_records(training):
+    training.records.tensors[0].mul_(2.0)
+
+
 def freeze(training):
     weight(training).requires_grad_(False)
 
@@ -116,9 +124,11 @@ def test_every_engine_refuses_writes_between_steps(tmp_path, engine, between):
     ("between", "match"),
     [
         (load, "0.weight, written to outside of training.step"),
-        (through_data, "a weight written to outside of training.step through .data"),
+        (through_data, "a weight or the optimizer's state written to outside of training.step through .data"),
         (swap_data, "0.weight, written to outside of training.step"),
-        (through_numpy, "a weight written to outside of training.step through .data"),
+        (through_numpy, "a weight or the optimizer's state written to outside of training.step through .data"),
+        (momentum_data, "a weight or the optimizer's state written to outside of training.step through .data"),
+        (other_records, "training data written to while a run lasts"),
         (fill_momentum, "state of the optimizer"),
         (new_momentum, "state of the optimizer"),
         (replace, "a module, parameter or buffer added, replaced"),
@@ -132,6 +142,37 @@ def test_writes_between_steps_end_the_run(tmp_path, between, match):
     with pytest.raises(Unsupported, match=match):
         run(tmp_path / "run", between)
     assert not (tmp_path / "run" / "privacy.json").exists()
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+@pytest.mark.parametrize("between", [overwrite, through_data], ids=lambda f: f.__name__)
+def test_what_is_written_inside_averaged_does_not_last(tmp_path, between, average):
+    """With an average the weights are put back; without one the write is found."""
+
+    def inside(training):
+        with training.averaged():
+            between(training)
+
+    if average:
+        run(tmp_path / "run", inside, update=dpfy.Update(average=average))
+        run(tmp_path / "same", update=dpfy.Update(average=average))
+        assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "same" / "model.safetensors").read_bytes()
+    else:
+        with pytest.raises(Unsupported, match="written to outside"):
+            run(tmp_path / "run", inside)
+
+
+def test_the_average_is_the_runs_own(tmp_path):
+    def put(training):
+        training.average["0.weight"] = torch.zeros(16, FEATURES)
+
+    def write(training):
+        training.average["0.weight"].zero_()
+
+    with pytest.raises(TypeError, match="item assignment"):
+        run(tmp_path / "a", put, update=dpfy.Update(average=0.9))
+    with pytest.raises(Unsupported, match="an averaged weight, written to"):
+        run(tmp_path / "b", write, update=dpfy.Update(average=0.9))
 
 
 @pytest.mark.parametrize("between", [overwrite, through_data, load, register], ids=lambda f: f.__name__)
@@ -445,3 +486,71 @@ def test_a_finished_run_makes_no_further_step(tmp_path):
             next(batches)
         with pytest.raises(Unsupported, match="the run is finished"):
             next(training.batches())
+
+
+def test_no_copies_of_a_run(tmp_path):
+    """A copy would make the same noise for another sum."""
+    import copy
+    import pickle
+
+    def fork(training):
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(Unsupported, match="copy of a private training"):
+                make(training)
+
+    run(tmp_path / "run", fork)
+
+
+def test_one_training_and_one_loop_at_a_time(tmp_path):
+    """Two loops over one run would add a record twice to one sum; two trainings in one folder would share noise."""
+    from dpfy.core.errors import Busy
+    from dpfy.training.run import RunFolder
+
+    net = small.model()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    runtime = dpfy.Runtime(max_physical_batch=8)
+    plan = small.plan(4)
+    with RunFolder(dpfy.Run(tmp_path / "run", seed=3), plan) as folder:
+        training = dpfy.PrivateTraining(net, sgd, small.data(), plan, folder, runtime=runtime)
+        with training:
+            first, second = training.batches(), training.batches()
+            next(first)
+            training.step(losses_of(net, next(second)))
+            with pytest.raises(InvalidInput, match="two at a time"):
+                next(first)
+            with pytest.raises(InvalidInput, match="entered twice"):
+                training.__enter__()
+            other = dpfy.PrivateTraining(
+                net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan, folder, runtime=runtime
+            )
+            with pytest.raises(Busy, match="another training"):
+                other.__enter__()
+            assert training.steps_done == 0
+
+
+def test_a_training_may_be_entered_again_to_resume(tmp_path):
+    """After an error behind the noise, the same object resumes from its checkpoint and repeats the step with the same bits."""
+    net = small.model()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    plan, seen = small.plan(4), []
+    training = dpfy.PrivateTraining(net, sgd, small.data(), plan, dpfy.Run(tmp_path / "run", resume=True, seed=3))
+
+    def hook(*_):
+        seen.append((training.steps_done, net[0].weight.grad.clone()))
+        if len(seen) == 3:
+            raise RuntimeError("on purpose")
+
+    sgd.register_step_pre_hook(hook)
+
+    def all_steps():
+        with training:
+            for batch in training.batches():
+                training.step(losses_of(net, batch))
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        all_steps()
+    all_steps()
+    made = dict(seen)
+    assert list(made) == [0, 1, 2, 3]
+    assert all(torch.equal(value, made[step]) for step, value in seen)
+    assert (tmp_path / "run" / "privacy.json").exists()
