@@ -23,7 +23,10 @@ from dpfy.core.storage import PRIVATE_MODE
 from dpfy.training.checksum import checksum
 
 NAME = "steps.jsonl"
-SAME = "resume with the same code, data and settings, which repeats it bit for bit, or start a new run"
+SAME = "resume with the same code, data and settings, so that it is repeated bit for bit, or start a new run"
+GPU = (
+    "some of this device's kernels add in no fixed order: torch.use_deterministic_algorithms(True) from the beginning avoids this"
+)
 
 
 class Journal:
@@ -85,7 +88,8 @@ class Journal:
                 f"resume step {step}", f"learning rate {_words(rates)}", f"it was made with {_words(made)}: {SAME}"
             )
         if tag != self._tag(step, int(total)):
-            raise InvalidInput(f"resume step {step}", "another sum of gradients", f"its noise was made for a sum before: {SAME}")
+            rule = f"its noise was made for a sum before: {SAME}" + (f" ({GPU})" if total.is_cuda else "")
+            raise InvalidInput(f"resume step {step}", "another sum of gradients", rule)
 
     def _tag(self, step: int, total: int) -> str:
         return self._randomness.tag("sum", f"{step} {total}".encode())[:32]

@@ -39,12 +39,12 @@ class Killed(BaseException):
 
 
 def released_by(
-    path, losses=plain_losses, *, die=None, net=None, optimizer=None, update=None, clean=False, every=1e9, steps=8, adjust=None
+    path, losses=plain_losses, *, die=None, net=None, update=None, clean=False, every=1e9, steps=8, adjust=None, device="cpu"
 ):
     """Train, or resume, and return what was released at each step; `die` after so many steps, with or without a last checkpoint."""
     torch.set_num_threads(1)
-    net = net or small.model()
-    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
+    net = (net or small.model()).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     seen = {}
     run = dpfy.Run(path, resume=True, seed=5, checkpoint_every=every)
     training = dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(steps), run, runtime=RUNTIME, update=update)
@@ -185,10 +185,11 @@ def test_a_step_that_fails_while_it_sums_is_not_added_twice(tmp_path, monkeypatc
         assert training.steps_done == 0
 
 
-def test_a_killed_run_repeats_its_steps_bit_for_bit(tmp_path):
-    whole = released_by(tmp_path / "whole")
-    first = released_by(tmp_path / "cut", die=5)
-    again = released_by(tmp_path / "cut")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_killed_run_repeats_its_steps_bit_for_bit(tmp_path, device):
+    whole = released_by(tmp_path / "whole", device=device)
+    first = released_by(tmp_path / "cut", die=5, device=device)
+    again = released_by(tmp_path / "cut", device=device)
     assert list(first) == [0, 1, 2, 3, 4]
     assert list(again) == list(range(8))  # from the checkpoint of step 0
     for step, value in {**first, **again}.items():
@@ -280,15 +281,16 @@ def test_a_resumed_run_that_computes_something_else_is_refused_before_it_release
     assert all(torch.equal(value, right[step]) for step, value in first.items())
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("losses", [other_losses, lambda *batch: -plain_losses(*batch)], ids=["other", "sign"])
-def test_the_journal_alone_finds_another_loss(tmp_path, losses):
+def test_the_journal_alone_finds_another_loss(tmp_path, losses, device):
     """Where no recording was kept: the sums are compared, and nothing is released."""
-    first = released_by(tmp_path / "run", die=5)
+    first = released_by(tmp_path / "run", die=5, device=device)
     (tmp_path / "run" / "checkpoint" / "watch.json").unlink()
     with pytest.raises(InvalidInput, match="resume step 0: got 'another sum of gradients'"):
-        released_by(tmp_path / "run", losses)
+        released_by(tmp_path / "run", losses, device=device)
     (tmp_path / "run" / "checkpoint" / "watch.json").unlink()
-    right = released_by(tmp_path / "run")
+    right = released_by(tmp_path / "run", device=device)
     assert all(torch.equal(value, right[step]) for step, value in first.items())
 
 
