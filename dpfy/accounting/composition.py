@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dpfy.accounting.leaves import leaves
 from dpfy.accounting.tight import Tight
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.events import flatten
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -75,15 +75,15 @@ class _BlackBoxes:
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
         """The curve of `event`. Guarantees: upper bounds by the theorem named in the class."""
-        leaves = [(Tight().curve(leaf, adjacency), count) for leaf, count in flatten(event)]
-        return BlackBoxCurve(leaves, optimised=self.name == "advanced")
+        parts = [(Tight().curve(leaf, adjacency), count) for leaf, count in leaves(event)]
+        return BlackBoxCurve(parts, optimised=self.name == "advanced")
 
 
 class BlackBoxCurve:
     """Half of delta (all of it for basic composition) is shared by the releases; the other half pays for the theorem."""
 
-    def __init__(self, leaves: list[tuple[Curve, int]], optimised: bool) -> None:
-        self._leaves, self._optimised = leaves, optimised
+    def __init__(self, parts: list[tuple[Curve, int]], optimised: bool) -> None:
+        self._leaves, self._optimised = parts, optimised
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`."""

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpfy.accounting.losses import Array, Density, moments
-from dpfy.core.errors import Unsupported
+from dpfy.accounting.losses import Density, Grid, Halves, TooFine
+from dpfy.accounting.moments import MOST_NODES, QUADRATURE, ROUNDING, Array, Moments, moments, settled, trapezoid
+from dpfy.core.errors import Internal
 
 
 def _log_ratio(weights: Array, exponents: Array) -> Array:
@@ -46,6 +48,12 @@ class GaussianPair(Density):
     cut: float = 0.0
     ceiling: float = math.inf
 
+    @property
+    def top(self) -> float:
+        """See `Loss`: where the uppermost components of P and Q coincide the ratio tends to that of their weights."""
+        (w_p, m_p), (w_q, m_q) = (max(side, key=lambda part: part[1]) for side in (self.p, self.q))
+        return math.log(w_p / w_q) * (1 + 1e-13) if m_p == m_q else math.inf
+
     def capped(self, mass: float) -> GaussianPair:
         """See `Loss`."""
         high = max(m for _, m in (*self.p, *self.q))
@@ -80,7 +88,8 @@ class GaussianPair(Density):
 
     def scale(self) -> float:
         """See `Density`."""
-        return min(self.sigma, self.sigma**2)
+        means = [mean for _, mean in (*self.p, *self.q)]
+        return min(self.sigma, self.sigma**2 / max(max(means) - min(means), 1e-300))
 
     def _posterior_q(self, x: Array) -> Array:
         """The posterior mean of Q's component at x: sigma^2 times the derivative of log(Q/N)."""
@@ -125,29 +134,100 @@ class GaussianPair(Density):
             if upper and x[-1] >= self.ceiling:
                 return self.ceiling
             start, stride = float(x[-1]), stride * 8
-        raise Unsupported(f"a tilt of {s:.3g} for this release", "ask for a larger delta")
+        raise TooFine
 
-    def log_mgf(self, s: float) -> tuple[float, float, float]:
-        """See `Loss`. Trapezoid sums of an analytic function: they converge geometrically."""
-        losses, log_weights = self.nodes(s)
-        return moments(log_weights, losses, s)
+    def log_mgf(self, s: float, side: int = 0) -> Moments:
+        """See `Loss`; with a `side` of positive (1) or negative (-1) losses only. Where quadrature is out of reach, a closed bound."""
+        try:
+            losses, log_weights = self.nodes(s, side)
+        except TooFine:
+            return self._closed(s)
+        return moments(log_weights, losses, s, QUADRATURE)
 
-    def nodes(self, s: float) -> tuple[Array, Array]:
-        """See `Loss`. Kept for all tilts up to the next power of two."""
+    def nodes(self, s: float, side: int = 0) -> tuple[Array, Array]:
+        """See `Loss` and `log_mgf`. Kept for all tilts up to the next power of two."""
         bucket = max(-1, math.ceil(math.log2(s))) if s > 0 else -1
-        if bucket not in self._known:
-            most = 2.0**bucket
-            low, high = self.reach(most, self._peak(most) - 46)
-            least, largest = self.reach(0.0, -50)
-            low, high = min(low, least), max(high, largest)
-            step = min(self.sigma, self.sigma**2) / 8
-            x = np.linspace(low, high, int(min(max((high - low) / step, 64), 40_000)))
+        if (bucket, side) not in self._known:
+            self._known[bucket, side] = self._quadrature(2.0**bucket, side)
+        if (found := self._known[bucket, side]) is None:
+            raise TooFine
+        return found
+
+    def _quadrature(self, most: float, side: int) -> tuple[Array, Array] | None:
+        """Losses and log weights for all tilts up to `most`, None where too many would be needed.
+
+        Sums of an analytic function over equal steps converge geometrically. P and Q have no zeros within pi sigma^2 / span of the
+        real line, span the range of their means: there the terms of either lie in one half plane.
+        """
+        _, means_p, _, means_q = self._arrays
+        span = max(float(np.ptp(means_p)), float(np.ptp(means_q)))
+        try:
+            low, high = self._range(most)
+        except TooFine:
+            return None
+        if side:
+            zero = float(self.inverse(np.zeros(1), low, high)[0])
+            low, high = (zero, high) if side > 0 else (min(low, zero - 10 * self.sigma), min(zero, high))
+        if low >= high:
+            return np.zeros(0), np.zeros(0)
+        hard = side > 0, side < 0 or high >= self.ceiling
+        step = min(self.sigma / 3, self.sigma**2 / (4 * span) if span else math.inf)
+        while high - low <= MOST_NODES * step:
+            x, log_step = trapezoid(low, high, step, *hard)
             log_p, log_q = self._parts(x)
-            self._known[bucket] = log_p - log_q, self._log_density(x, log_p) + math.log(x[1] - x[0])
-        return self._known[bucket]
+            losses, log_weights = log_p - log_q, self._log_density(x, log_p) + log_step
+            if settled(losses, log_weights, (0.0, most / 2, most)):
+                self._below_closed(losses, log_weights, most)
+                return losses, log_weights
+            step /= 2
+        return None
+
+    def _range(self, most: float) -> tuple[float, float]:
+        """Where P exp(sL) lies for all s up to `most`, and Q."""
+        _, _, _, means_q = self._arrays
+        low, high = self.reach(most, self._peak(most) - 46)
+        least, largest = self.reach(0.0, -50)
+        low, high = min(low, least), max(high, largest)
+        if most < 1:
+            low, high = min(low, float(means_q.min()) - 9 * self.sigma), max(high, float(means_q.max()) + 9 * self.sigma)
+        return low, min(high, self.ceiling)
+
+    def _closed(self, s: float) -> Moments:
+        """An upper bound on the moment: P^(s+1) Q^-s is jointly convex, so any way to pair the components of P and Q gives one."""
+        weights, squares = self._pairing
+        exponents = np.log(weights) + s * (s + 1) * squares
+        top = float(exponents.max())
+        shares = np.exp(exponents - top)
+        slopes = (2 * s + 1) * squares
+        total = float(shares.sum())
+        mean = float((shares * slopes).sum()) / total
+        variance = float((shares * (2 * squares + (slopes - mean) ** 2)).sum()) / total
+        return Moments(top + math.log(total), mean, variance, 64 * ROUNDING * (8 + abs(top)))
 
     @cached_property
-    def _known(self) -> dict[int, tuple[Array, Array]]:
+    def _pairing(self) -> tuple[Array, Array]:
+        """Components of P and Q paired in order: weights, and half the squared distances in units of the noise."""
+        rows, left = [], [list(sorted(side, key=lambda part: part[1])) for side in (self.p, self.q)]
+        while left[0] and left[1]:
+            (w_p, m_p), (w_q, m_q) = left[0][0], left[1][0]
+            weight = min(w_p, w_q)
+            rows.append((weight, ((m_p - m_q) / self.sigma) ** 2 / 2))
+            for side, (w, m) in zip(left, ((w_p, m_p), (w_q, m_q)), strict=True):
+                side[0] = (w - weight, m)
+                if w - weight <= 0:
+                    side.pop(0)
+        table = np.array([row for row in rows if row[0] > 0])
+        # Weights that sum to 1 only up to rounding leave a remainder: it goes to the farthest pair.
+        table[int(table[:, 1].argmax()), 0] += 4 * ROUNDING * len(rows)
+        return table[:, 0], table[:, 1]
+
+    def _below_closed(self, losses: Array, log_weights: Array, s: float) -> None:
+        found, most = moments(log_weights, losses, s), self._closed(s)
+        if found.log > most.upper + 1e-9:
+            raise Internal("a log moment lies below its closed bound", f"at {s:g} it is {found.log:.9g} above {most.log:.9g}")
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], tuple[Array, Array] | None]:
         return {}
 
     def _peak(self, s: float) -> float:
@@ -219,3 +299,53 @@ class GaussianPair(Density):
                 moved = x - (value - losses) / slope
             x = np.where((moved >= left) & (moved <= right), moved, (left + right) / 2)
         return x
+
+
+@dataclass(frozen=True)
+class Side:
+    """The part of a Gaussian pair with positive (`sign` 1) or negative (-1) losses: a measure, not a distribution."""
+
+    pair: GaussianPair
+    sign: int
+    infinity: float = 0.0
+
+    @property
+    def cut(self) -> float:
+        """See `Loss`."""
+        return self.pair.cut
+
+    @property
+    def top(self) -> float:
+        """See `Loss`."""
+        return math.inf if self.sign > 0 else 0.0
+
+    def capped(self, mass: float) -> Side:
+        """See `Loss`: only positive losses have outliers."""
+        return replace(self, pair=self.pair.capped(mass)) if self.sign > 0 else self
+
+    def log_mgf(self, s: float) -> Moments:
+        """See `Loss`."""
+        return self.pair.log_mgf(s, self.sign)
+
+    def nodes(self, s: float) -> tuple[Array, Array]:
+        """See `Loss`."""
+        return self.pair.nodes(s, self.sign)
+
+    def align(self, spacing: float, mean: float) -> tuple[float, float]:
+        """See `Loss`: zero is a point."""
+        return 0.0, spacing
+
+    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+        """See `Loss`."""
+        return self.pair.extent(grid, tail)
+
+    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
+        """See `Loss`. Zero must be a point of the grid: no half cell then holds losses of both signs."""
+        if grid.offset != 0:
+            raise Internal("one side of a loss is put on a grid through zero", f"the grid begins at {grid.offset:g}")
+        whole = self.pair.halves(grid, tail, index)
+        outside = self.sign * whole.index
+        right = outside >= 0 if self.sign > 0 else outside > 0
+        left = outside > 0 if self.sign > 0 else outside >= 0
+        rows = ((whole.right, right), (whole.rise, right), (whole.left, left), (whole.drop, left))
+        return Halves(whole.index, *(np.where(keep, row, 0.0) for row, keep in rows), whole.error, whole.slack, whole.relative)

@@ -6,12 +6,13 @@ import math
 from typing import Any
 
 from dpfy.accounting.gaussian import GaussianCurve
+from dpfy.accounting.leaves import leaves
 from dpfy.accounting.pairs import moves
 from dpfy.accounting.table import way_out
 from dpfy.core import check
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
-from dpfy.core.events import Event, flatten
+from dpfy.core.events import Event
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -27,7 +28,7 @@ def tradeoff(mu: float, false_positive_rate: float) -> float:
 def mu_of(event: Event, adjacency: Adjacency) -> float:
     """mu of a composition of Gaussian releases: squares add (Corollary 3.3)."""
     squared = 0.0
-    for leaf, count in flatten(event):
+    for leaf, count in leaves(event):
         if isinstance(leaf, ev.PoissonSampled) and leaf.rate == 1:
             leaf = leaf.event
         if not isinstance(leaf, ev.Gaussian):

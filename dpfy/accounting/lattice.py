@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.accounting.losses import MOST_POINTS, ROUNDING, Array, Grid, Halves, TooFine
+from dpfy.accounting.losses import MOST_POINTS, Grid, Halves, TooFine
+from dpfy.accounting.moments import ROUNDING, Array
 
 LENT = 0.45
 """The part of its mass that a point may lend to each neighbour."""

@@ -15,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from dpfy.accounting.lattice import FACTOR, Lattice, Layers, compose_without, largest_mass
-from dpfy.accounting.losses import MOST_POINTS, ROUNDING, TooFine
+from dpfy.accounting.losses import MOST_POINTS, TooFine
+from dpfy.accounting.moments import ROUNDING
 
 Coarsen = Callable[[Lattice, int], Lattice]
 NOISE = 0.02

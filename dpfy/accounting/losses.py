@@ -1,25 +1,28 @@
 """The privacy loss of one release: two output distributions P and Q, and L = log(P/Q) under P.
 
-A loss answers two questions. `log_mgf` says log E_P[exp(sL)] with its first two derivatives (to choose a tilt; also the Rényi
-divergences). `halves` says how much of P lies in each half cell of a grid of losses and how far it lies from the grid point, which
-is all that a sound discretisation needs.
+A loss answers two questions. `log_mgf` says log E_P[exp(sL)] with its first two derivatives and a bound on its error (Chernoff
+bounds, Rényi divergences, the choice of a tilt). `halves` says how much of P lies in each half cell of a grid of losses and how far
+it lies from the grid point, which is all that a sound discretisation needs. `verified` holds a loss to the laws it must obey.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from dpfy.accounting.moments import ROUNDING, Array, Moments, moments
+from dpfy.core.errors import Internal
 
-ROUNDING = float(np.finfo(np.float64).eps)
+LAW = 1e-11
+"""How far from one the masses of a release may lie: rounding and quadrature, whose errors are charged, are smaller."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 MOST_POINTS = 1 << 22
-
+MOST_PIECES = 400_000
+"""Pieces of a quadrature over cells; a loss that needs more is too sharp for its range."""
 
 class TooFine(Exception):
     """A grid would have too many points; the engine tries a wider spacing."""
@@ -40,10 +43,15 @@ class Grid:
     tiers: tuple[tuple[float, float, int], ...] = ()
 
     def indices(self, first: int, last: int) -> NDArray[np.int64]:
-        """The points in use from `first` to `last` or a little beyond, ascending."""
+        """The points in use from `first` to `last` or a little beyond, ascending; too many raise `TooFine`."""
+        if not self.tiers and last - first + 1 > MOST_POINTS:
+            raise TooFine
         lows = [math.floor((left - self.offset) / self.spacing) for left, _, _ in self.tiers]
         highs = [math.ceil((right - self.offset) / self.spacing) for _, right, _ in self.tiers]
-        return _points(first, last, lows, highs, [stride for _, _, stride in self.tiers])
+        index = _points(first, max(last, first + 1), lows, highs, [stride for _, _, stride in self.tiers])
+        if self.tiers and len(index) > MOST_POINTS // 4:  # strides keep these few; more would be slow for nothing
+            raise TooFine
+        return index
 
 
 def _points(first: int, last: int, lows: list[int], highs: list[int], strides: list[int]) -> NDArray[np.int64]:
@@ -109,11 +117,17 @@ class Loss(Protocol):
     def capped(self, mass: float) -> Loss:
         """The same with outcomes of the largest losses left out, together of P-mass at most `mass`, which is noted in ``cut``."""
 
-    def log_mgf(self, s: float) -> tuple[float, float, float]:
-        """log E_P[exp(sL); L finite] and its first two derivatives in s, accurate but not certified."""
+    def log_mgf(self, s: float) -> Moments:
+        """log E_P[exp(sL); L finite] for s >= 0 with its derivatives; ``upper`` is an upper bound."""
 
-    def halves(self, grid: Grid, tail: float) -> Halves:
-        """Masses around the grid points; at most `tail` of the tilted mass is left out (and reported in ``error``)."""
+    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+        """The first and the last point of the grid that `halves` needs."""
+
+    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
+        """Masses around the grid points; at most `tail` of the tilted mass is left out (and reported in ``error``).
+
+        An `index` says which points to use; they must be those of the grid over at least its `extent`.
+        """
 
     def nodes(self, s: float) -> tuple[Array, Array]:
         """Losses and log weights that stand for P under a tilt of s: good for averages, not certified."""
@@ -150,17 +164,19 @@ class Density:
         """A length in x over which density and loss change by a factor of order e."""
         raise NotImplementedError
 
-    def halves(self, grid: Grid, tail: float) -> Halves:
+    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+        """See `Loss`."""
+        ends = self.loss(np.array(self._between(grid, tail)))
+        return math.floor((ends[0] - grid.offset) / grid.spacing), math.ceil((ends[1] - grid.offset) / grid.spacing)
+
+    def _between(self, grid: Grid, tail: float) -> tuple[float, float]:
+        return self.reach(grid.tilt, math.log(tail) + grid.log_scale - math.log(2))
+
+    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """See `Loss`. Gauss-Legendre quadrature on pieces so short that its error is below rounding."""
-        c = grid.tilt
-        low, high = self.reach(c, math.log(tail) + grid.log_scale - math.log(2))
-        ends = self.loss(np.array([low, high]))
-        first, last = math.floor((ends[0] - grid.offset) / grid.spacing), math.ceil((ends[1] - grid.offset) / grid.spacing)
-        if not grid.tiers and last - first + 1 > MOST_POINTS:
-            raise TooFine
-        index = grid.indices(first, max(last, first + 1))
-        if grid.tiers and len(index) > MOST_POINTS // 4:  # strides keep these few; more would be slow for nothing
-            raise TooFine
+        c, (low, high) = grid.tilt, self._between(grid, tail)
+        if index is None:
+            index = grid.indices(*self.extent(grid, tail))
         points = grid.offset + grid.spacing * index
         cuts, half, slack = self._cuts(points, (low, high))
         centre, radius = (cuts[1:] + cuts[:-1]) / 2, (cuts[1:] - cuts[:-1]) / 2
@@ -168,9 +184,11 @@ class Density:
         point = points[slot]
         scale = c * point - grid.log_scale
         mass, bend, size = np.zeros_like(centre), np.zeros_like(centre), np.zeros_like(centre)
+        first_log, last_log = np.zeros_like(centre), np.zeros_like(centre)
         for node, weight in zip(_NODES, _WEIGHTS, strict=True):
             x = centre + radius * node
             log_density, loss = self.density(x)
+            first_log, last_log = (log_density if node == _NODES[0] else first_log), log_density
             value = weight * radius * np.exp(log_density + scale)
             mass += value
             size = np.maximum(size, np.abs(log_density))
@@ -180,8 +198,10 @@ class Density:
             np.bincount(slot[keep], weights=part[keep], minlength=len(index))
             for part, keep in ((mass, right), (bend, right), (mass, ~right), (bend, ~right))
         ]
-        # The relative error of a mass is a few roundings plus those of the exponent it was computed from.
-        relative = 4 * ROUNDING * (8 + float((size + np.abs(scale)).max()))
+        # The relative error of a mass: a few roundings, those of the exponent it was computed from, and that of the quadrature, which
+        # for exp(ax) on a piece of length h is 5.6e-10 (ah)^8; the nodes span 0.86 of h.
+        steepest = float(np.abs(last_log - first_log).max()) / 0.86
+        relative = 4 * ROUNDING * (8 + float((size + np.abs(scale)).max())) + 1e-9 * steepest**8
         return Halves(index, sums[0], sums[1], sums[2], sums[3], tail, slack, relative)
 
     def _cuts(self, points: Array, reach: tuple[float, float]) -> tuple[Array, NDArray[np.int64], float]:
@@ -195,7 +215,9 @@ class Density:
         crossing = np.clip(self.inverse(losses, low, high), low, high)
         slack = float(np.abs(self.loss(crossing) - losses).max()) if len(losses) else 0.0
         piece = self.scale() / 48
-        fine = np.linspace(low, high, max(2, min(200_000, math.ceil((high - low) / piece) + 1)))
+        if high - low > MOST_PIECES * piece:
+            raise TooFine
+        fine = np.linspace(low, high, max(2, math.ceil((high - low) / piece) + 1))
         cuts = np.concatenate([fine, crossing])
         cuts.sort()
         below = np.searchsorted(crossing, (cuts[1:] + cuts[:-1]) / 2)
@@ -215,15 +237,24 @@ def _middles(points: Array) -> Array:
     return middles
 
 
-def moments(log_weights: Array, losses: Array, s: float) -> tuple[float, float, float]:
-    """log sum w exp(sL) and its first two derivatives in s."""
-    exponents = log_weights + s * losses
-    top = float(exponents.max())
-    e = np.exp(exponents - top)
-    total = float(e.sum())
-    mean = float((e * losses).sum()) / total
-    variance = float((e * (losses - mean) ** 2).sum()) / total
-    return top + math.log(total), mean, variance
+def verified(loss: Loss) -> Loss:
+    """`loss`, held to the laws of a privacy loss.
+
+    Guarantees: with what is cut or infinite P has mass one (so the log moment at order 0 is 0), and Q, the integral of exp(-L), has
+    mass one too (less where something was cut or Q cannot produce it); anything else raises `Internal`.
+    """
+    try:
+        losses, log_weights = loss.nodes(0.0)
+    except TooFine:  # then moments are closed bounds, which obey the laws
+        return loss
+    whole = loss.infinity == loss.cut == 0 and math.isinf(loss.top)
+    with np.errstate(over="ignore"):
+        p, q = float(np.exp(log_weights).sum()), float(np.exp(np.minimum(log_weights - losses, 1.0)).sum())
+    if not 1 - loss.infinity - loss.cut - LAW <= p <= 1 - loss.infinity + LAW:
+        raise Internal("the masses of a release add up to 1", f"they add up to {p + loss.infinity:.12g}")
+    if not (1 - LAW if whole else 0.0) <= q <= 1 + LAW:
+        raise Internal("the masses of a release's alternative add up to 1", f"they add up to {q:.12g}")
+    return loss
 
 
 @dataclass(frozen=True)
@@ -255,7 +286,7 @@ class Atoms:
         width = least if even else values[-1] - values[0]
         return values[-1], width / max(1, math.ceil(width / spacing))
 
-    def log_mgf(self, s: float) -> tuple[float, float, float]:
+    def log_mgf(self, s: float) -> Moments:
         """See `Loss`. Exact."""
         losses, log_weights = self.nodes(s)
         return moments(log_weights, losses, s)
@@ -265,34 +296,46 @@ class Atoms:
         kept = [(x, p) for x, p in zip(self.losses, self.probabilities, strict=True) if p > 0]
         return np.array([x for x, _ in kept]), np.log([p for _, p in kept])
 
-    def halves(self, grid: Grid, tail: float) -> Halves:
+    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+        """See `Loss`."""
+        ends = [(end - grid.offset) / grid.spacing for end in (min(self.losses), max(self.losses))]
+        return round(ends[0]) - 1, round(ends[1]) + 1
+
+    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """See `Loss`."""
         losses, log_mass = self.nodes(0.0)
-        return halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 0.0)
+        return halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 0.0, index=index)
 
 
-def halves_of_points(losses: Array, log_tilted: Array, grid: Grid, error: float, down: bool = False) -> Halves:
+def halves_of_points(
+    losses: Array, log_tilted: Array, grid: Grid, error: float, down: bool = False, index: NDArray[np.int64] | None = None
+) -> Halves:
     """The halves of a measure with finitely many points, given the logs of its tilted masses at the points.
 
-    `down` moves every point to the grid point below it at the same P-mass: isolated atoms have no neighbours to merge with.
+    `down` moves every point to the grid point below it at the same P-mass: isolated atoms have no neighbours to merge with. Without
+    an `index` every point of the grid is used.
     """
     place = (losses - grid.offset) / grid.spacing
-    nearest = (np.floor(place + 1e-9) if down else np.rint(place)).astype(np.int64)
-    gap = losses - (grid.offset + grid.spacing * nearest)
+    if index is None:
+        nearest = (np.floor(place + 1e-9) if down else np.rint(place)).astype(np.int64)
+        if int(nearest.max()) - int(nearest.min()) > MOST_POINTS:
+            raise TooFine
+        index = np.arange(int(nearest.min()) - 1, int(nearest.max()) + 2)
+        slot = nearest - index[0]
+    else:
+        slot = np.searchsorted(_middles(index.astype(np.float64)), place)
+    gap = losses - (grid.offset + grid.spacing * index[slot])
     if down:
         log_tilted, gap = log_tilted - grid.tilt * gap, np.zeros_like(gap)
     snap = 64 * ROUNDING * (1 + float(np.abs(losses).max()))
     gap = np.where(np.abs(gap) <= snap, 0.0, gap)
-    first, last = int(nearest.min()) - 1, int(nearest.max()) + 1
-    if last - first > MOST_POINTS:
-        raise TooFine
     value = np.exp(log_tilted - grid.tilt * gap)
     bend = value * np.abs(np.expm1(-gap))
-    right, slot = gap > 0, nearest - first
+    right = gap > 0
 
     def total(values: Array, keep: NDArray[np.bool_]) -> Array:
-        return np.bincount(slot[keep], weights=values[keep], minlength=last - first + 1)
+        return np.bincount(slot[keep], weights=values[keep], minlength=len(index))
 
     sums = total(value, right), total(bend, right), total(value, ~right), total(bend, ~right)
     relative = 8 * ROUNDING * (8 + abs(grid.log_scale) + float(np.abs(grid.tilt * losses).max() + np.abs(log_tilted).max()))
-    return Halves(np.arange(first, last + 1), *sums, error, snap, relative)
+    return Halves(index, *sums, error, snap, relative)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpfy.accounting.gaussian_losses import log_odds
-from dpfy.accounting.losses import ROUNDING, Array, Atoms, Density, Grid, Halves, Loss, halves_of_points, moments
+from dpfy.accounting.gaussian_losses import GaussianPair, Side, log_odds
+from dpfy.accounting.losses import MOST_POINTS, Atoms, Density, Grid, Halves, Loss, TooFine, halves_of_points
+from dpfy.accounting.moments import MOST_NODES, QUADRATURE, Array, Moments, mixed, moments
+from dpfy.core.errors import Unsupported
 
 
 @dataclass(frozen=True)
@@ -72,38 +76,55 @@ class LaplacePair(Density):
         return loss, log_q + (0.0 if self.added else loss)
 
     def nodes(self, s: float) -> tuple[Array, Array]:
-        """See `Loss`."""
-        x, weight = np.polynomial.legendre.leggauss(64)
-        log_density, loss = self.density(x * self.width)
+        """See `Loss`. Gauss-Legendre on panels over which the integrand changes by at most e^16; right for all tilts up to `s`."""
+        panels = math.ceil(self.width / min(2.0, 8 / (s + 1)))
+        if panels > MOST_NODES // 20:
+            raise TooFine
+        x, weight = _legendre()
+        edges = np.linspace(-self.width, self.width, panels + 1)
+        radius = self.width / panels
+        log_density, loss = self.density(((edges[:-1] + radius)[:, None] + radius * x).ravel())
         atoms, log_mass = self._atoms()
-        return np.concatenate([loss, atoms]), np.concatenate([log_density + np.log(weight * self.width), log_mass])
+        log_weights = log_density + np.tile(np.log(weight * radius), panels)
+        return np.concatenate([loss, atoms]), np.concatenate([log_weights, log_mass])
 
-    def log_mgf(self, s: float) -> tuple[float, float, float]:
-        """See `Loss`."""
-        losses, log_weights = self.nodes(s)
-        return moments(log_weights, losses, s)
+    def log_mgf(self, s: float) -> Moments:
+        """See `Loss`. Where quadrature is out of reach, the bound 1 - rate + rate M by convexity, M the moment of the plain pair."""
+        try:
+            losses, log_weights = self.nodes(s)
+        except TooFine:
+            high, low = math.log((s + 1) / (2 * s + 1)) + s * self.width, math.log(max(s, 1e-300) / (2 * s + 1)) - (s + 1) * self.width
+            plain = float(np.logaddexp(high, low))
+            log = float(np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + plain)) if self.rate < 1 else plain
+            return Moments(log, self.width, 1.0, 1e-13 * (1 + abs(log)))
+        return moments(log_weights, losses, s, QUADRATURE)
 
     def align(self, spacing: float, mean: float) -> tuple[float, float]:
         """See `Loss`: both atoms on the grid."""
         low, high = self._atoms()[0]
         return float(high), float(high - low) / max(1, math.ceil((high - low) / spacing))
 
-    def halves(self, grid: Grid, tail: float) -> Halves:
+    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """See `Loss`."""
-        smooth = super().halves(Grid(grid.offset, grid.spacing, grid.tilt, grid.log_scale), tail)
+        if index is None:
+            grid = Grid(grid.offset, grid.spacing, grid.tilt, grid.log_scale)
+            index = grid.indices(*self.extent(grid, tail))
         losses, log_mass = self._atoms()
-        return add_halves([smooth, halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 0.0)])
+        atoms = halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 0.0, index=index)
+        return add_halves([super().halves(grid, tail, index), atoms])
+
+
+@lru_cache(maxsize=1)
+def _legendre() -> tuple[Array, Array]:
+    """Nodes and weights of the quadrature on one panel, found once."""
+    return np.polynomial.legendre.leggauss(20)
 
 
 def add_halves(parts: list[Halves]) -> Halves:
-    """The sum of several measures on one grid."""
-    first, last = min(int(p.index[0]) for p in parts), max(int(p.index[-1]) for p in parts)
-    sums = np.zeros((4, last - first + 1))
-    for part in parts:
-        for row, values in enumerate((part.right, part.rise, part.left, part.drop)):
-            sums[row, part.index - first] += values
+    """The sum of several measures on the same points."""
+    sums = [sum(rows) for rows in zip(*((p.right, p.rise, p.left, p.drop) for p in parts), strict=True)]
     error, slack, relative = sum(p.error for p in parts), max(p.slack for p in parts), max(p.relative for p in parts)
-    return Halves(np.arange(first, last + 1), sums[0], sums[1], sums[2], sums[3], error, slack, relative)
+    return Halves(parts[0].index, *map(np.asarray, sums), error, slack, relative)
 
 
 def _scaled(part: Halves, factor: float) -> Halves:
@@ -113,16 +134,24 @@ def _scaled(part: Halves, factor: float) -> Halves:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Which of several losses applies is drawn at random and revealed: a dominating pair for a mixture of mechanisms."""
+    """A sum of measures. Where they are the losses of several mechanisms, which of them applies is drawn at random and revealed.
+
+    Where an `anchor` is given it is a point of every grid: a loss at which a part has an atom or an end.
+    """
 
     parts: tuple[tuple[float, Loss], ...]
     infinity: float = 0.0
     cut: float = 0.0
+    anchor: float | None = None
 
     def capped(self, mass: float) -> Mixture:
-        """See `Loss`."""
-        parts = tuple((w, loss.capped(mass)) for w, loss in self.parts)
-        return replace(self, parts=parts, cut=max(loss.cut for _, loss in parts))
+        """See `Loss`. Half of the mass pays for the rarest parts, which are left out whole, the other half for capping the rest."""
+        order = sorted(self.parts, key=lambda part: part[0])
+        left_out = 0.0
+        while len(order) > 1 and left_out + order[0][0] <= mass / 2:
+            left_out += order.pop(0)[0]
+        parts = tuple((w, loss.capped(mass / 2)) for w, loss in order)
+        return replace(self, parts=parts, cut=left_out * (1 + 1e-12) + sum(w * loss.cut for w, loss in parts))
 
     @property
     def top(self) -> float:
@@ -134,90 +163,35 @@ class Mixture:
         rows = [(w, *loss.nodes(s)) for w, loss in self.parts]
         return np.concatenate([r[1] for r in rows]), np.concatenate([math.log(r[0]) + r[2] for r in rows])
 
-    def log_mgf(self, s: float) -> tuple[float, float, float]:
+    def log_mgf(self, s: float) -> Moments:
         """See `Loss`."""
-        losses, log_weights = self.nodes(s)
-        return moments(log_weights, losses, s)
+        return mixed([(w, loss.log_mgf(s)) for w, loss in self.parts])
 
     def align(self, spacing: float, mean: float) -> tuple[float, float]:
         """See `Loss`."""
-        return mean, spacing
+        return mean if self.anchor is None else self.anchor, spacing
 
-    def halves(self, grid: Grid, tail: float) -> Halves:
+    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
         """See `Loss`."""
-        plain = Grid(grid.offset, grid.spacing, grid.tilt, grid.log_scale)
-        return add_halves([_scaled(loss.halves(plain, tail), w) for w, loss in self.parts])
+        ends = [loss.extent(grid, tail) for _, loss in self.parts]
+        return min(first for first, _ in ends), max(last for _, last in ends)
+
+    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
+        """See `Loss`."""
+        if index is None:
+            index = grid.indices(*self.extent(grid, tail))
+        return add_halves([_scaled(loss.halves(grid, tail, index), w) for w, loss in self.parts])
 
 
-@dataclass(frozen=True)
-class Fold:
-    """Positive losses of one loss, negative losses of another, the rest of the mass at zero.
+def fold(copies: list[tuple[float, GaussianPair, GaussianPair]], zero: float, infinity: float = 0.0) -> Mixture:
+    """Positive losses of removal, negative losses of addition, mass `zero` at zero, for each of several weighted cases.
 
     The dominating pair of subsampling without replacement (Zhu, Dong & Wang 2022, Proposition 30): beyond e^0 the privacy curve is
     that of removal, before it that of addition.
     """
-
-    above: Loss
-    below: Loss
-    zero: float
-    infinity: float = 0.0
-    cut: float = 0.0
-
-    def capped(self, mass: float) -> Fold:
-        """See `Loss`."""
-        above = self.above.capped(mass)
-        return replace(self, above=above, cut=above.cut)
-
-    @property
-    def top(self) -> float:
-        """See `Loss`."""
-        return max(self.above.top, 0.0)
-
-    def nodes(self, s: float) -> tuple[Array, Array]:
-        """See `Loss`."""
-        high, low = self.above.nodes(s), self.below.nodes(s)
-        up, down = high[0] > 0, low[0] < 0
-        losses = np.concatenate([low[0][down], [0.0], high[0][up]])
-        return losses, np.concatenate([low[1][down], [math.log(max(self.zero, 1e-300))], high[1][up]])
-
-    def log_mgf(self, s: float) -> tuple[float, float, float]:
-        """See `Loss`."""
-        losses, log_weights = self.nodes(s)
-        return moments(log_weights, losses, s)
-
-    def align(self, spacing: float, mean: float) -> tuple[float, float]:
-        """See `Loss`: zero is a point."""
-        return 0.0, spacing
-
-    def halves(self, grid: Grid, tail: float) -> Halves:
-        """See `Loss`."""
-        plain = Grid(0.0, grid.spacing, grid.tilt, grid.log_scale)
-        high, low = self.above.halves(plain, tail / 2), self.below.halves(plain, tail / 2)
-        up, down = high.index >= 0, low.index <= 0
-        at_zero = high.index == 0
-        high = Halves(
-            high.index[up],
-            high.right[up],
-            high.rise[up],
-            np.where(at_zero, 0.0, high.left)[up],
-            np.where(at_zero, 0.0, high.drop)[up],
-            high.error,
-            high.slack,
-            high.relative,
-        )
-        at_zero = low.index == 0
-        low = Halves(
-            low.index[down],
-            np.where(at_zero, 0.0, low.right)[down],
-            np.where(at_zero, 0.0, low.rise)[down],
-            low.left[down],
-            low.drop[down],
-            low.error,
-            low.slack,
-            low.relative,
-        )
-        centre = halves_of_points(np.zeros(1), np.array([math.log(max(self.zero, 1e-300)) - grid.log_scale]), plain, 8 * ROUNDING)
-        return add_halves([high, low, centre])
+    sides = [(weight, side) for weight, removed, added in copies for side in (Side(removed, 1), Side(added, -1))]
+    centre = [(zero, Atoms((0.0,), (1.0,)))] if zero > 0 else []
+    return Mixture((*sides, *centre), infinity, anchor=0.0)
 
 
 def subsample_atoms(base: Atoms, rate: float, added: bool) -> Atoms:
@@ -232,6 +206,8 @@ def subsample_atoms(base: Atoms, rate: float, added: bool) -> Atoms:
 
 def discrete_laplace(parameter: float, sensitivity: int) -> Atoms:
     """Two-sided geometric noise, P(x) proportional to exp(-parameter |x|), moved by `sensitivity`."""
+    if sensitivity > MOST_POINTS // 4:
+        raise Unsupported(f"discrete noise on a query of sensitivity {sensitivity}", "use the continuous mechanism's event")
     a, norm = parameter, math.tanh(parameter / 2)
     losses = [a * (sensitivity - 2 * j) for j in range(sensitivity + 1)]
     inner = [norm * math.exp(-a * j) for j in range(1, sensitivity)]
@@ -242,6 +218,8 @@ def discrete_laplace(parameter: float, sensitivity: int) -> Atoms:
 
 def discrete_gaussian(sigma: float, sensitivity: int) -> Atoms:
     """Discrete Gaussian noise moved by `sensitivity`; where a mass is below the least float, 38 sigma out, it counts as zero."""
+    if 39 * sigma + sensitivity > MOST_POINTS // 4:
+        raise Unsupported(f"a discrete Gaussian of sigma {sigma:g} and sensitivity {sensitivity}", "use --accountant zcdp or rdp")
     reach = math.ceil(39 * sigma) + sensitivity
     x = np.arange(-reach, reach + 1)
     p = np.exp(-(x.astype(np.float64) ** 2) / (2 * sigma**2))

@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 
 from dpfy.accounting.gaussian_losses import GaussianPair
+from dpfy.accounting.leaves import leaves
 from dpfy.accounting.losses import Atoms, Loss
-from dpfy.accounting.other_losses import Fold, LaplacePair, Mixture, discrete_gaussian, discrete_laplace, subsample_atoms
+from dpfy.accounting.other_losses import LaplacePair, Mixture, discrete_gaussian, discrete_laplace, fold, subsample_atoms
 from dpfy.accounting.table import way_out
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
@@ -19,15 +20,22 @@ from dpfy.core.events import Event, flatten
 from dpfy.core.unit import Adjacency
 
 ONE = ((1.0, 0.0),)
+MOST_DRAWS = 8
+"""Draws with replacement for each unit: more would be a mixture of hundreds of Gaussians."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """One release as seen by a removed unit and by an added one. `exact` says that the pair is attained, so lower bounds hold."""
+    """One release as seen by a removed unit and by an added one.
+
+    `attained` are losses that some neighbouring data sets really have, on which lower bounds rest: the same two where the pair is
+    exact. `touched` is the chance that the release depends on the unit at all.
+    """
 
     removed: Loss
     added: Loss
-    exact: bool = True
+    attained: tuple[Loss, Loss] | None = None
+    touched: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -38,11 +46,18 @@ class Composition:
     releases: tuple[tuple[Release, int], ...]
     public: bool = False
 
+    @property
+    def touched(self) -> float:
+        """A bound on the chance that anything depends on the unit: no larger delta can be reached, at any epsilon."""
+        if self.gaussian or any(release.touched >= 1 for release, _ in self.releases):
+            return 1.0
+        return -math.expm1(sum(count * math.log1p(-release.touched) for release, count in self.releases)) * (1 + 1e-12)
+
 
 def composition(event: Event, adjacency: Adjacency) -> Composition:
     """The losses of `event`. An event or adjacency without a proven pair raises `Unsupported` and names the way out."""
     squared, releases, public = 0.0, [], False
-    for leaf, count in flatten(event):
+    for leaf, count in leaves(event):
         inner = _effective(leaf)
         if isinstance(inner, ev.NotPrivate):
             public = True
@@ -129,7 +144,8 @@ def _black_box(epsilon: float, delta: float) -> Release:
     if delta >= 1:
         raise Unsupported("a black box with delta 1", "state the mechanism, or leave it out")
     high, low = (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(min(epsilon, 700)))
-    atoms = Atoms((epsilon, -epsilon), (high, low), delta) if epsilon else Atoms((0.0,), (1 - delta,), delta)
+    two = 0 < epsilon < 700  # beyond, the lower atom underflows: all mass on the upper one dominates
+    atoms = Atoms((epsilon, -epsilon), (high, low), delta) if two else Atoms((epsilon,), (1 - delta,), delta)
     return Release(atoms, atoms)
 
 
@@ -158,17 +174,16 @@ def _mixture(sigma: float, parts: tuple[tuple[float, float], ...], leaf: Event, 
     kept = tuple(sorted(((p, s) for p, s in parts if p > 0), key=lambda part: part[1]))
     if all(s == 0 for _, s in kept):
         return Release(Atoms((0.0,), (1.0,)), Atoms((0.0,), (1.0,)))
+    total = math.fsum(p for p, _ in kept)
+    kept = tuple((p / total, s) for p, s in kept)
     mirrored = tuple((p, -s) for p, s in kept)
-    return Release(GaussianPair(sigma, kept, ONE), GaussianPair(sigma, ONE, mirrored))
+    return Release(GaussianPair(sigma, kept, ONE), GaussianPair(sigma, ONE, mirrored), touched=sum(p for p, s in kept if s))
 
 
 def _poisson(leaf: ev.PoissonSampled, adjacency: Adjacency) -> Release:
     q, inner = leaf.rate, leaf.event
     if isinstance(inner, ev.Gaussian):
-        if adjacency is Adjacency.REPLACE_ONE:
-            pair = GaussianPair(inner.noise_multiplier, ((1 - q, 0.0), (q, 1.0)), ((1 - q, 0.0), (q, -1.0)))
-            return Release(pair, pair)
-        return _mixture(inner.noise_multiplier, ((1 - q, 0.0), (q, 1.0)), leaf, adjacency)
+        return _sampled(inner.noise_multiplier, q, adjacency)
     if adjacency is Adjacency.REPLACE_ONE:
         raise Unsupported(
             f"Poisson sampling of {type(inner).__name__} under replace-one", "use --adjacency add-or-remove-one or zero-out"
@@ -178,10 +193,10 @@ def _poisson(leaf: ev.PoissonSampled, adjacency: Adjacency) -> Release:
         return _mixture(inner.standard_deviation, ((1 - q, 0.0), *thinned), leaf, adjacency)
     if isinstance(inner, ev.Laplace):
         width = 1 / inner.noise_multiplier
-        return Release(LaplacePair(width, q), LaplacePair(width, q, added=True))
+        return Release(LaplacePair(width, q), LaplacePair(width, q, added=True), touched=q)
     if isinstance(inner, (ev.DiscreteLaplace, ev.DiscreteGaussian)):
         base = _discrete(inner, 1)
-        return Release(subsample_atoms(base, q, False), subsample_atoms(base, q, True))
+        return Release(subsample_atoms(base, q, False), subsample_atoms(base, q, True), touched=q)
     if isinstance(inner, ev.EpsilonDelta):
         # Balle, Barthe & Gaboardi 2018, Theorem 8.
         return _black_box(math.log1p(q * math.expm1(min(inner.epsilon, 700.0))), q * inner.delta)
@@ -190,18 +205,15 @@ def _poisson(leaf: ev.PoissonSampled, adjacency: Adjacency) -> Release:
     )
 
 
-def _above_zero(sigma: float, mean: float, q: float) -> tuple[float, float]:
-    """P-masses of positive loss when removed and of negative loss when added, for a Gaussian moved by `mean` at rate q."""
-    from scipy.special import ndtr
-
-    middle = mean / 2 / sigma
-    high, low = float(ndtr(middle)), float(ndtr(-middle))
-    return (1 - q) * low + q * high, low
-
-
 def _fixed_size(leaf: ev.SampledWithoutReplacement | ev.SampledWithReplacement, adjacency: Adjacency) -> Release:
     """Fixed-size samples under replace-one: without replacement by Zhu, Dong & Wang 2022; with replacement the number of copies
-    of the unit is revealed once it is drawn at all (Balle, Barthe & Gaboardi 2018, Theorem 10)."""
+    of the unit is revealed once it is drawn at all (Balle, Barthe & Gaboardi 2018, Theorem 10).
+
+    Attained: all other units contribute u, the unit itself u in one world and -u in the other. The first world is then one Gaussian,
+    the second a mixture over how often the unit is drawn, 2u apart for every time.
+    """
+    from scipy.special import erf
+
     name = type(leaf).__name__
     if adjacency is not Adjacency.REPLACE_ONE:
         raise Unsupported(f"{name} under {adjacency.value}", "fixed-size samples are analysed under --adjacency replace-one")
@@ -212,49 +224,68 @@ def _fixed_size(leaf: ev.SampledWithoutReplacement | ev.SampledWithReplacement, 
         q, copies, more = leaf.sample_size / leaf.source_size, [(1.0, 1)], 0.0
     else:
         q, copies, more = _copies(leaf.source_size, leaf.sample_size)
-    removed = [(w, GaussianPair(sigma, ((1 - q, 0.0), (q, 2.0 * k)), ONE)) for w, k in copies]
-    added = [(w, GaussianPair(sigma, ONE, ((1 - q, 0.0), (q, -2.0 * k)))) for w, k in copies]
-    beyond = [(w, *_above_zero(sigma, 2.0 * k, q)) for w, k in copies]
-    zero = 1 - sum(w * (up + down) for w, up, down in beyond)
-    above: Loss = removed[0][1] if len(copies) == 1 else Mixture(tuple(removed))
-    below: Loss = added[0][1] if len(copies) == 1 else Mixture(tuple(added))
-    fold = Fold(above, below, max(zero, 0.0), more)
-    return Release(fold, fold, exact=False)
+    cases = [(w, *_moved(sigma, ((1 - q, 0.0), (q, 2.0 * k)))) for w, k in copies]
+    zero = sum(w * (1 - q) * float(erf(k / sigma / math.sqrt(2))) for w, k in copies)
+    folded = fold(cases, zero, more)
+    attained = _moved(sigma, ((1 - q, 0.0), *((q * w, 2.0 * k) for w, k in copies)))
+    return Release(folded, folded, attained, touched=q)
+
+
+def _moved(sigma: float, moves: tuple[tuple[float, float], ...]) -> tuple[GaussianPair, GaussianPair]:
+    """A Gaussian moved by a random amount, of (probability, move), against one that is not; and the other way round."""
+    kept = tuple((p, m) for p, m in moves if p > 0)
+    return GaussianPair(sigma, kept, ONE), GaussianPair(sigma, ONE, tuple((p, -m) for p, m in kept))
 
 
 def _copies(source: int, sample: int) -> tuple[float, list[tuple[float, int]], float]:
     """The chance that a unit is drawn at all; given that, how often; and the chance (below 1e-25) of more often than listed."""
     if source == 1:
         return 1.0, [(1.0, sample)], 0.0
+    if sample > MOST_DRAWS * source:
+        raise Unsupported(f"{sample} draws with replacement from {source} units", "draw less, or state a Gaussian of the whole data")
     q = -math.expm1(sample * math.log1p(-1 / source))
-    copies: list[tuple[float, int]] = []
-    for k in range(1, sample + 1):
-        log_choose = math.lgamma(sample + 1) - math.lgamma(k + 1) - math.lgamma(sample - k + 1)
-        weight = math.exp(log_choose - k * math.log(source) + (sample - k) * math.log1p(-1 / source)) / q
-        if weight < 1e-26 and k > sample / source:
-            return q, copies, 2e-26
-        copies.append((weight, k))
-    return q, copies, 0.0
+    rows = [sample * math.exp((sample - 1) * math.log1p(-1 / source)) / source / q]
+    while len(rows) < sample and (rows[-1] > 1e-26 or len(rows) <= sample / source):
+        k = len(rows)
+        rows.append(rows[-1] * (sample - k) / (k + 1) / (source - 1))
+    more = 0.0 if len(rows) == sample else 2 * rows[-1]  # beyond the mean each weight is less than half the one before at the end
+    total = math.fsum(rows) + more
+    return q, [(weight / total, k + 1) for k, weight in enumerate(rows)], more / total
 
 
 def _truncated(leaf: ev.TruncatedPoissonGaussian, adjacency: Adjacency) -> Release:
-    """Truncated Poisson batches (Ganesh et al. 2025): given that the batch overflows, a drawn unit may push another one out."""
+    """Truncated Poisson batches (Ganesh et al. 2025): given that the batch overflows, a drawn unit may push another one out.
+
+    Attained: the other units contribute nothing, so the unit alone shows, at the rate at which it is drawn and kept.
+    """
     from scipy.special import bdtrc
 
     n, q, most, sigma = leaf.source_size, leaf.rate, leaf.most, leaf.noise_multiplier
-    plain = _effective(ev.PoissonSampled(q, ev.Gaussian(sigma)))
-    overflow = float(bdtrc(most - 1, n - 1, q)) if most < n else 0.0
-    if isinstance(plain, ev.Gaussian):
-        move = float(moves(adjacency))
-        base = Release(GaussianPair(sigma, ((1.0, move),), ONE), GaussianPair(sigma, ((1.0, move),), ONE))
-    else:
-        base = _release(plain, adjacency)
+    overflow = min(1.0, float(bdtrc(most - 1, n - 1, q))) if most < n else 0.0
+    base = _sampled(sigma, q, adjacency)
     if overflow < 1e-300:
         return base
-    inside = min(1.0, float(bdtrc(most, n, q)) * most / overflow / n)
-    swap = GaussianPair(sigma / 2, ((1 - inside, 0.0), (inside, 1.0)), ((1 - inside, 0.0), (inside, -1.0)))
-    if inside == 1.0:
-        swap = GaussianPair(sigma / 2, ((1.0, 1.0),), ((1.0, -1.0),))
+    beyond = float(bdtrc(most, n, q))
+    inside = min(1.0, beyond * most / overflow / n)
+    # The size may be meant with the unit or without it: the smaller rate is attained either way.
+    among = min(beyond * most / n, float(bdtrc(most, n + 1, q)) * most / (n + 1))
+    kept = min(q, q * (1 - float(bdtrc(most - 1, n, q))) + among) * (1 - 1e-9)
+    swap = GaussianPair(sigma / 2, _rated(inside, 1.0), _rated(inside, -1.0))
     removed = Mixture(((1 - overflow, base.removed), (overflow, swap))) if overflow < 1 else swap
     added = Mixture(((1 - overflow, base.added), (overflow, swap))) if overflow < 1 else swap
-    return Release(removed, added, exact=False)
+    lower = _sampled(sigma, kept, adjacency)
+    return Release(removed, added, (lower.removed, lower.added), touched=q)
+
+
+def _sampled(sigma: float, q: float, adjacency: Adjacency) -> Release:
+    """A Gaussian at rate q in (0, 1]; one step, also where q is 1."""
+    if q == 1 or adjacency is not Adjacency.REPLACE_ONE:
+        pair = _moved(sigma, _rated(q, float(moves(adjacency))))
+        return Release(*pair, touched=q)
+    both = GaussianPair(sigma, _rated(q, 1.0), _rated(q, -1.0))
+    return Release(both, both, touched=q)
+
+
+def _rated(q: float, move: float) -> tuple[tuple[float, float], ...]:
+    """Nothing or `move`, the latter with probability q."""
+    return ((1.0, move),) if q == 1 else ((1 - q, 0.0), (q, move))

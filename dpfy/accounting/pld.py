@@ -16,7 +16,8 @@ import numpy as np
 
 from dpfy.accounting.lattice import FACTOR, Lattice, Layers, coarsen_down, coarsen_up, compose, contract, spread
 from dpfy.accounting.layers import coarsen_layers, compose_layers, flat
-from dpfy.accounting.losses import ROUNDING, Array, Grid, Loss, TooFine, halves_of_points
+from dpfy.accounting.losses import Grid, Loss, TooFine, halves_of_points
+from dpfy.accounting.moments import ROUNDING, Array, Moments
 from dpfy.core.errors import Unsupported
 
 TOLERANCE = 1.5e-5
@@ -62,10 +63,10 @@ class Sum:
         total = sum(count for _, count in self.parts)
         return Sum(tuple((loss.capped(mass / total), count) for loss, count in self.parts))
 
-    def log_mgf(self, s: float) -> tuple[float, float, float]:
-        """log E[exp(sL)] of the sum and its first two derivatives."""
-        rows = [tuple(count * value for value in loss.log_mgf(s)) for loss, count in self.parts]
-        return sum(r[0] for r in rows), sum(r[1] for r in rows), sum(r[2] for r in rows)
+    def log_mgf(self, s: float) -> Moments:
+        """log E[exp(sL)] of the sum, its derivatives and a bound on its error."""
+        rows = [[count * value for value in loss.log_mgf(s)] for loss, count in self.parts]
+        return Moments(*(sum(column) for column in zip(*rows, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def sharpest(total: Sum, delta: float) -> float:
 
     def bound(log_s: float) -> float:
         s = math.exp(log_s)
-        return (total.log_mgf(s)[0] + log_peak(s) - math.log(delta)) / s
+        return (total.log_mgf(s).upper + log_peak(s) - math.log(delta)) / s
 
     return minimise(bound, math.log(1e-2), math.log(1e2))
 
@@ -106,7 +107,7 @@ def saddle(total: Sum, delta: float, high: float, guess: float | None = None) ->
 
     def excess(log_s: float, epsilon: float) -> float:
         s = math.exp(log_s)
-        return total.log_mgf(s)[0] + log_peak(s) - s * epsilon - math.log(delta)
+        return total.log_mgf(s).upper + log_peak(s) - s * epsilon - math.log(delta)
 
     best = math.exp(high)
     epsilon = excess(high, 0.0) / best if guess is None else guess
@@ -117,8 +118,8 @@ def saddle(total: Sum, delta: float, high: float, guess: float | None = None) ->
             low, high = (middle, high) if excess(middle, epsilon) > room else (low, middle)
     else:
         high = low
-    _, mean, variance = total.log_mgf(math.exp(high))
-    return Saddle(epsilon, math.exp(high), best, max(0.0, excess(high, epsilon)), mean, variance)
+    found = total.log_mgf(math.exp(high))
+    return Saddle(epsilon, math.exp(high), best, max(0.0, excess(high, epsilon)), found.mean, found.variance)
 
 
 def minimise(function: Callable[[float], float], low: float, high: float) -> float:
@@ -200,7 +201,7 @@ def _levels(loss: Loss, count: int, saddle: Saddle, final: float) -> int:
     A smooth loss is widened by spacing^2 / 6 a step. One whose mass sits close to a grid point is widened less: measured here.
     """
     losses, log_weights = loss.nodes(saddle.tilt)
-    tilted = np.exp(log_weights + saddle.tilt * losses - loss.log_mgf(saddle.tilt)[0])
+    tilted = np.exp(log_weights + saddle.tilt * losses - loss.log_mgf(saddle.tilt).log)
     mean = float(np.sum(tilted * losses))
     levels = 0
     while TOP * FACTOR ** (2 * levels) < count:
@@ -255,7 +256,7 @@ def _phase(
     """
     rounding, weight = how
     levels = _levels(loss, count, saddle, final)
-    log_scale, mean, _ = loss.log_mgf(saddle.tilt)
+    log_scale, mean, *_ = loss.log_mgf(saddle.tilt)
     offset, spacing = loss.align(final / FACTOR**levels, mean)
     tiers = _tiers(loss, count, saddle, spacing, final, rounding.needs_smooth)
     grid = Grid(offset, spacing, saddle.tilt, log_scale, tiers)

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.accounting.losses import Array, Loss
+from dpfy.accounting.leaves import delta_within, leaves
+from dpfy.accounting.losses import Loss, verified
+from dpfy.accounting.moments import Array
 from dpfy.accounting.pairs import composition, moves
 from dpfy.accounting.table import way_out
 from dpfy.core import check
 from dpfy.core import events as ev
-from dpfy.core.errors import Unsupported
-from dpfy.core.events import Event, flatten
+from dpfy.core.errors import Internal, Unsupported
+from dpfy.core.events import Event
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -22,7 +24,6 @@ _LARGE = (64, 72, 80, 90, 100, 112, 128, 144, 160, 180, 200, 224, 256, 288, 320,
 _LARGEST = (640, 800, 1024, 1600, 2500, 4000)
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 64)), *map(float, _LARGE + _LARGEST))
 """Those of the field's reference library, so that numbers compare, and more large ones, which small epsilons need."""
-_ROUND = 4e-15
 
 
 def divergences(event: Event, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
@@ -31,37 +32,52 @@ def divergences(event: Event, adjacency: Adjacency, orders: Sequence[float] = OR
     Guarantees: valid for adaptive composition of the leaves at each order. A leaf with a chance of infinite loss raises
     `Unsupported`.
     """
-    alphas = np.asarray(orders, dtype=np.float64)
-    total = np.zeros(len(alphas))
-    for leaf, count in flatten(event):
-        total = total + count * _leaf(leaf, adjacency, alphas)
-    return total
-
-
-def _leaf(leaf: Event, adjacency: Adjacency, alphas: Array) -> Array:
-    if isinstance(leaf, ev.Zcdp):
-        return np.asarray(leaf.xi + leaf.rho * alphas)
-    if isinstance(leaf, ev.RepeatAndSelect):
-        from dpfy.accounting.tuning import selected
-
-        return selected(alphas, divergences(leaf.event, adjacency, tuple(alphas)), leaf.mean, leaf.shape)
-    parts = composition(leaf, adjacency)
-    if parts.public:
-        return np.full(len(alphas), np.inf)
-    values = alphas * parts.gaussian / 2
-    for release, count in parts.releases:
-        removed = _of_loss(release.removed, alphas, leaf)
-        added = removed if release.added == release.removed else _of_loss(release.added, alphas, leaf)
-        values = values + count * np.maximum(removed, added)
+    values, infinity = approximate(event, adjacency, orders)
+    if infinity > 0:
+        raise Unsupported("a release with a chance of infinite loss, by Rényi divergences alone,", "use --accountant tight or rdp")
     return values
 
 
-def _of_loss(loss: Loss, alphas: Array, leaf: Event) -> Array:
-    if loss.infinity > 0:
-        raise Unsupported(f"{type(leaf).__name__} with delta above 0 by the rdp accountant", "use --accountant tight")
-    logs = np.array([loss.log_mgf(float(a) - 1)[0] for a in alphas])
-    # Quadrature is accurate to rounding; its error is charged upwards.
-    return np.asarray((np.maximum(logs, 0.0) * (1 + 1e-11) + _ROUND) / (alphas - 1))
+def approximate(event: Event, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> tuple[Array, float]:
+    """Rényi divergences of what is left when outcomes of infinite loss are set aside, and a bound on the chance of those.
+
+    Guarantees: delta at an epsilon is at most that chance plus what the divergences imply.
+    """
+    alphas = np.asarray(orders, dtype=np.float64)
+    total, infinity = np.zeros(len(alphas)), 0.0
+    for leaf, count in leaves(event):
+        values, chance = _leaf(leaf, adjacency, alphas)
+        total, infinity = total + count * values, infinity + count * chance
+    return total, infinity
+
+
+def _leaf(leaf: Event, adjacency: Adjacency, alphas: Array) -> tuple[Array, float]:
+    if isinstance(leaf, ev.Zcdp):
+        return np.asarray(leaf.xi + leaf.rho * alphas), 0.0
+    if isinstance(leaf, ev.RepeatAndSelect):
+        from dpfy.accounting.tuning import selected
+
+        return selected(alphas, divergences(leaf.event, adjacency, tuple(alphas)), leaf.mean, leaf.shape), 0.0
+    if isinstance(leaf, ev.DiscreteGaussian):  # Canonne, Kamath & Steinke 2020, Theorem 4: at most that of the continuous one
+        return np.asarray(alphas * (moves(adjacency) * leaf.sensitivity / leaf.sigma) ** 2 / 2), 0.0
+    parts = composition(leaf, adjacency)
+    if parts.public:
+        return np.full(len(alphas), np.inf), 0.0
+    values, infinity = alphas * parts.gaussian / 2, 0.0
+    for release, count in parts.releases:
+        removed = _of_loss(release.removed, alphas)
+        added = removed if release.added == release.removed else _of_loss(release.added, alphas)
+        values = values + count * np.maximum(removed, added)
+        infinity += count * max(release.removed.infinity, release.added.infinity)
+    return values, infinity
+
+
+def _of_loss(loss: Loss, alphas: Array) -> Array:
+    found = [verified(loss).log_mgf(float(a) - 1) for a in alphas]
+    least = math.log1p(-loss.infinity) if loss.infinity < 1 else -math.inf
+    if any(moment.upper < least for moment in found):
+        raise Internal("a log moment of positive order is not negative", f"one is {min(moment.upper for moment in found):.9g}")
+    return np.asarray([max(moment.upper, 0.0) for moment in found]) / (alphas - 1)
 
 
 def to_epsilon(orders: Array, values: Array, delta: float) -> float:
@@ -78,18 +94,19 @@ def to_delta(orders: Array, values: Array, epsilon: float) -> float:
 
 
 class RenyiCurve:
-    """The curve that a set of Rényi divergences implies."""
+    """The curve that a set of Rényi divergences implies, with a chance of infinite loss beside them."""
 
-    def __init__(self, orders: Sequence[float], values: Array) -> None:
-        self.orders, self.values = np.asarray(orders, dtype=np.float64), values
+    def __init__(self, orders: Sequence[float], values: Array, infinity: float = 0.0) -> None:
+        self.orders, self.values, self.infinity = np.asarray(orders, dtype=np.float64), values, infinity
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`."""
-        return to_epsilon(self.orders, self.values, check.inside_unit("delta", delta))
+        room = delta_within(check.inside_unit("delta", delta)) - self.infinity
+        return to_epsilon(self.orders, self.values, room) if room > 0 else math.inf
 
     def delta(self, epsilon: float) -> float:
         """Upper bound on delta at `epsilon`."""
-        return to_delta(self.orders, self.values, check.nonnegative("epsilon", epsilon))
+        return min(1.0, self.infinity + to_delta(self.orders, self.values, check.nonnegative("epsilon", epsilon)))
 
     def epsilon_lower(self, delta: float) -> float | None:
         """Rényi accounting has no lower bound."""
@@ -104,20 +121,20 @@ class Rdp:
     def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
         """None if `curve` would answer, else why not and which route would."""
         try:
-            divergences(event, adjacency, (2.0,))
+            approximate(event, adjacency, (2.0,))
         except Unsupported as error:
             return str(error)
         return None
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
         """The curve of `event`. Guarantees: upper bounds; an event without Rényi bound raises `Unsupported`."""
-        return RenyiCurve(ORDERS, divergences(event, adjacency))
+        return RenyiCurve(ORDERS, *approximate(event, adjacency))
 
 
 def rho(event: Event, adjacency: Adjacency) -> float:
     """The zCDP parameter of `event` (Bun & Steinke 2016): Gaussian 1/(2 sigma^2), pure epsilon epsilon^2/2; composition adds."""
     total = 0.0
-    for leaf, count in flatten(event):
+    for leaf, count in leaves(event):
         if isinstance(leaf, (ev.Gaussian, ev.Laplace)):
             total += count * (moves(adjacency) / leaf.noise_multiplier) ** 2 / 2
         elif isinstance(leaf, ev.DiscreteGaussian):

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from dpfy.accounting.gaussian import GaussianCurve
+from dpfy.accounting.leaves import delta_within
+from dpfy.accounting.losses import verified
 from dpfy.accounting.pairs import Composition, composition
 from dpfy.accounting.pld import (
     DOWN,
@@ -23,7 +25,7 @@ from dpfy.accounting.pld import (
     sharpest,
 )
 from dpfy.core import check
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import Internal, Unsupported
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -55,48 +57,110 @@ class TightCurve:
     """Bounds on the privacy curve of a composition, computed where they are asked for."""
 
     def __init__(self, parts: Composition) -> None:
+        self._parts, self._touched = parts, parts.touched
         self._directions = _directions(parts)
-        self._exact = all(release.exact for release, _ in parts.releases)
-        self._found: dict[tuple[int, float], tuple[Sum, Saddle]] = {}
+        self._found: dict[tuple[Sum, float], tuple[Sum, Saddle]] = {}
+        self._tilts: dict[tuple[Sum, float], tuple[Sum, float, float]] = {}
+        self._upper: dict[float, float] = {}
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`; where delta is below what can be certified, an error that says so."""
-        check.inside_unit("delta", delta)
-        rough = [self._rough(k, delta) for k in range(len(self._directions))]
-        worst = max(rough)
-        answers = [0.0]
-        for k, value in enumerate(rough):
-            # A direction whose coarse upper bound is below what the worst one surely reaches cannot decide.
-            answers.append(value if value < 0.9 * worst else self._bound(k, delta, UP_SIDE))
+        delta_within(check.inside_unit("delta", delta))
+        if delta >= self._touched:
+            return 0.0
+        if delta not in self._upper:
+            self._upper[delta] = self._worst(delta)
+        return self._upper[delta]
+
+    def _worst(self, delta: float) -> float:
+        """The upper bound of the direction that decides."""
+        quick = [self._quick(total, delta) for total in self._directions]
+        worst, answers = 0.0, [0.0]
+        for total, value in sorted(zip(self._directions, quick, strict=True), key=lambda pair: -pair[1]):
+            # A direction whose upper bound is below what the worst one surely reaches cannot decide.
+            if value >= 0.9 * worst:
+                value = self._rough(total, delta)
+                worst = max(worst, value)
+            answers.append(value if value < 0.9 * worst else self._bound(total, delta, UP_SIDE))
         return max(answers)
 
     def epsilon_lower(self, delta: float) -> float | None:
-        """Lower bound on the exact epsilon at `delta`; None for pairs that are only known to dominate."""
-        if not self._exact:
-            return None
-        rough = [self._rough(k, delta) for k in range(len(self._directions))]
-        best = max(range(len(rough)), key=lambda k: rough[k])
-        return max(0.0, self._bound(best, delta, DOWN_SIDE))
+        """Infinity."""
+        return math.inf
+
+
+class TightCurve:
+    """Bounds on the privacy curve of a composition, computed where they are asked for."""
+
+    def __init__(self, parts: Composition) -> None:
+        self._parts, self._touched = parts, parts.touched
+        self._directions = _directions(parts)
+        self._found: dict[tuple[Sum, float], tuple[Sum, Saddle]] = {}
+        self._tilts: dict[tuple[Sum, float], tuple[Sum, float, float]] = {}
+        self._upper: dict[float, float] = {}
+
+    def epsilon(self, delta: float) -> float:
+        """Upper bound on epsilon at `delta`; where delta is below what can be certified, an error that says so."""
+        delta_within(check.inside_unit("delta", delta))
+        if delta >= self._touched:
+            return 0.0
+        if delta not in self._upper:
+            self._upper[delta] = self._worst(delta)
+        return self._upper[delta]
+
+    def _worst(self, delta: float) -> float:
+        """The upper bound of the direction that decides."""
+        rough = [self._rough(total, delta) for total in self._directions]
+        worst = max(rough)
+        answers = [0.0]
+        for total, value in zip(self._directions, rough, strict=True):
+            # A direction whose coarse upper bound is below what the worst one surely reaches cannot decide.
+            answers.append(value if value < 0.9 * worst else self._bound(total, delta, UP_SIDE))
+        return max(answers)
+
+    def epsilon_lower(self, delta: float) -> float | None:
+        """Lower bound on the exact epsilon at `delta`.
+
+        Guarantees: at most `epsilon` of the same delta; a bound on the wrong side of it raises `Internal`.
+        """
+        delta_within(check.inside_unit("delta", delta))
+        if delta >= self._touched:
+            return 0.0
+        attained = _directions(_attained(self._parts)) if any(r.attained for r, _ in self._parts.releases) else self._directions
+        best = max(attained, key=lambda total: self._quick(total, delta))
+        self._rough(best, delta)
+        lower, upper = max(0.0, self._bound(best, delta, DOWN_SIDE)), self.epsilon(delta)
+        if lower > upper:
+            raise Internal("an upper bound on epsilon lies above the lower bound", f"{upper:.9g} is below {lower:.9g}")
+        return lower
 
     def delta(self, epsilon: float) -> float:
         """Upper bound on delta at `epsilon`."""
         check.nonnegative("epsilon", epsilon)
-        return min(1.0, max(self._delta(total, epsilon) for total in self._directions))
+        return min(1.0, self._touched, max(self._delta(total, epsilon) for total in self._directions))
 
-    def _rough(self, k: int, delta: float) -> float:
-        """A coarse upper bound in direction k; remembers where to look closely."""
-        if (k, delta) in self._found:
-            return self._found[k, delta][1].epsilon
-        whole = self._directions[k]
+    def _quick(self, whole: Sum, delta: float) -> float:
+        """The Chernoff bound in one direction, or the largest loss; remembers the tilt at which it is sharpest."""
         if delta <= whole.infinity:
             return math.inf
-        room = delta - whole.infinity
-        total = whole.capped(CUT * room)
-        room -= total.cut
-        high = sharpest(total, room)
+        if (whole, delta) not in self._tilts:
+            room = delta - whole.infinity
+            total = whole.capped(CUT * room)
+            room -= total.cut
+            self._tilts[whole, delta] = total, room, sharpest(total, room)
+        total, room, high = self._tilts[whole, delta]
+        return max(0.0, min(saddle(total, room, high).epsilon, total.top))
+
+    def _rough(self, whole: Sum, delta: float) -> float:
+        """A coarse upper bound in one direction; remembers where to look closely."""
+        if (whole, delta) in self._found:
+            return self._found[whole, delta][1].epsilon
+        if delta <= whole.infinity:
+            return math.inf
+        # The Chernoff bound, which gives the first tilt, holds whatever becomes of the numeric one.
+        value = self._quick(whole, delta)
+        total, room, high = self._tilts[whole, delta]
         found = saddle(total, room, high)
-        # The Chernoff bound, which gave the first tilt, holds whatever becomes of the numeric one.
-        value = found.epsilon + 1e-9
         for _ in range(8):
             spacing = final_spacing(total, found, COARSE)
             reading = Reading(compose_sum(total, found, spacing, UP, rough=True), total.infinity + total.cut, 1)
@@ -105,13 +169,13 @@ class TightCurve:
             found = replace(saddle(total, room, high, value), slope=slope)
             if final_spacing(total, found, COARSE) > 0.6 * spacing:
                 break
-        self._found[k, delta] = total, found
+        self._found[whole, delta] = total, found
         return value
 
-    def _bound(self, k: int, delta: float, side: tuple[Any, int]) -> float:
-        if delta <= self._directions[k].infinity:
+    def _bound(self, whole: Sum, delta: float, side: tuple[Any, int]) -> float:
+        if delta <= whole.infinity:
             return math.inf
-        (total, found), (rounding, sign) = self._found[k, delta], side
+        (total, found), (rounding, sign) = self._found[whole, delta], side
         lattice = compose_sum(total, found, final_spacing(total, found, TOLERANCE), rounding)
         if sign > 0:
             return min(Reading(lattice, total.infinity + total.cut, 1).epsilon(delta), found.epsilon, total.top)
@@ -128,9 +192,9 @@ class TightCurve:
             return answer
         for _ in range(4):
             room = answer - whole.infinity
-            total = whole.capped(0.01 * CUT * room) if room > 0 else whole
+            total = whole.capped(max(0.01 * CUT * room, 1e-250)) if room > 0 else whole
             best, log_bound = chernoff(total, epsilon)
-            found = saddle(total, math.exp(min(log_bound, -1e-9)), best, epsilon)
+            found = saddle(total, math.exp(min(max(log_bound, -700.0), -1e-9)), best, epsilon)
             spacing = final_spacing(total, found, TOLERANCE)
             reading = Reading(compose_sum(total, found, spacing, UP), total.infinity + total.cut, 1)
             before, answer = answer, min(answer, reading.delta(epsilon))
@@ -147,7 +211,7 @@ def chernoff(total: Sum, epsilon: float) -> tuple[float, float]:
 
     def bound(log_s: float) -> float:
         s = math.exp(log_s)
-        return total.log_mgf(s)[0] + log_peak(s) - s * epsilon
+        return total.log_mgf(s).upper + log_peak(s) - s * epsilon
 
     best = minimise(bound, math.log(1e-2), math.log(1e2))
     return best, bound(best)
@@ -158,9 +222,15 @@ def _directions(parts: Composition) -> list[Sum]:
     from dpfy.accounting.gaussian_losses import GaussianPair
 
     plain = [(GaussianPair(1 / math.sqrt(parts.gaussian), ((1.0, 1.0),), ((1.0, 0.0),)), 1)] if parts.gaussian else []
-    removed = Sum((*((r.removed, n) for r, n in parts.releases), *plain))
-    added = Sum((*((r.added, n) for r, n in parts.releases), *plain))
+    removed = Sum((*((verified(r.removed), n) for r, n in parts.releases), *plain))
+    added = Sum((*((verified(r.added), n) for r, n in parts.releases), *plain))
     return [removed] if removed == added else [removed, added]
+
+
+def _attained(parts: Composition) -> Composition:
+    """The losses of data sets that exist. Steps may look at different properties of the same records, so all can occur together."""
+    lower = [(replace(r, removed=r.attained[0], added=r.attained[1]) if r.attained else r, n) for r, n in parts.releases]
+    return replace(parts, releases=tuple(lower))
 
 
 class Tight:

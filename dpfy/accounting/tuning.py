@@ -10,7 +10,7 @@ import numpy as np
 
 from dpfy.accounting import rdp
 from dpfy.accounting.calibrate import least
-from dpfy.accounting.losses import Array
+from dpfy.accounting.moments import Array
 from dpfy.accounting.tight import Tight
 from dpfy.core import check
 from dpfy.core.errors import Unsupported

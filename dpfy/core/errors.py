@@ -35,6 +35,14 @@ class Corrupt(DpfyError):
         super().__init__(f"{file}: {problem}")
 
 
+class Internal(DpfyError):
+    """A result contradicts a law that it must obey (a total of one, an upper bound above a lower one): it is withheld, not printed."""
+
+    def __init__(self, law: str, seen: str) -> None:
+        self.law, self.seen = law, seen
+        super().__init__(f"internal check failed: {law}, but {seen}; no answer is given, please report this with the command and its values")
+
+
 class Busy(DpfyError):
     """Another process holds the run or the ledger."""
 

@@ -77,7 +77,7 @@ def test_a_release_in_layers_keeps_its_mass_on_the_right_side(release: object, s
 
     rate, noise = 0.01, 0.8
     loss = GaussianPair(noise, ((1 - rate, 0.0), (rate, 1.0)), ((1.0, 0.0),))
-    scale, mean, _ = loss.log_mgf(1.0)
+    scale, mean, *_ = loss.log_mgf(1.0)
     grid = Grid(mean, 1e-4, 1.0, scale, ((-0.02, 0.05, 5), (-0.05, 0.3, 25), (-0.1, 1.0, 125)))
     layers = release(loss.halves(grid, 1e-14), grid)  # type: ignore[operator]
     assert [layer.spacing for layer in layers] == pytest.approx([1e-4 * FACTOR**k for k in range(len(layers))])
