@@ -14,11 +14,11 @@ from dpfy.accounting.moments import MOST_NODES, QUADRATURE, ROUNDING, Array, Mom
 from dpfy.core.errors import Internal
 
 
-def _log_ratio(weights: Array, exponents: Array) -> Array:
-    """log(sum_i w_i exp(y_i)) over the first axis, accurate also where the sum is close to 1."""
+def _log_ratio(weights: Array, exponents: Array, missing: float) -> Array:
+    """log(sum_i w_i exp(y_i)) over the first axis, accurate also where the sum is close to 1; the weights add up to 1 - `missing`."""
     top = exponents.max(axis=0)
     with np.errstate(over="ignore", invalid="ignore"):
-        near: Array = np.log1p((weights[:, None] * np.expm1(exponents)).sum(axis=0))
+        near: Array = np.log1p((weights[:, None] * np.expm1(exponents)).sum(axis=0) - missing)
     if not (top > 1).any():
         return near
     far = top + np.log((weights[:, None] * np.exp(exponents - top)).sum(axis=0))
@@ -47,6 +47,7 @@ class GaussianPair(Density):
     infinity: float = 0.0
     cut: float = 0.0
     ceiling: float = math.inf
+    missing: float = 0.0
 
     @property
     def top(self) -> float:
@@ -56,8 +57,12 @@ class GaussianPair(Density):
 
     def capped(self, mass: float) -> GaussianPair:
         """See `Loss`."""
-        high = max(m for _, m in (*self.p, *self.q))
-        return replace(self, cut=mass, ceiling=self._end(high, 0.0, math.log(mass), True))
+        p, missing = list(self.p), 0.0
+        while len(p) > 2 and missing + p[-1][0] <= mass / 2:  # rare large moves go whole, the rest of the mass cuts the tail
+            missing += p.pop()[0]
+        fewer = replace(self, p=tuple(p), missing=missing) if missing else self
+        high = max(m for _, m in (*fewer.p, *fewer.q))
+        return replace(fewer, cut=mass, ceiling=fewer._end(high, 0.0, math.log(mass - missing), True))
 
     @cached_property
     def _arrays(self) -> tuple[Array, Array, Array, Array]:
@@ -69,12 +74,12 @@ class GaussianPair(Density):
         weights_p, means_p, weights_q, means_q = self._arrays
         two = 2 * self.sigma**2
 
-        def part(weights: Array, means: Array) -> Array:
+        def part(weights: Array, means: Array, missing: float) -> Array:
             if len(means) == 1 and means[0] == 0:
                 return np.zeros_like(x)
-            return _log_ratio(weights, (2 * means[:, None] * x - means[:, None] ** 2) / two)
+            return _log_ratio(weights, (2 * means[:, None] * x - means[:, None] ** 2) / two, missing)
 
-        return part(weights_p, means_p), part(weights_q, means_q)
+        return part(weights_p, means_p, self.missing), part(weights_q, means_q, 0.0)
 
     def density(self, x: Array) -> tuple[Array, Array]:
         """See `Density`."""
@@ -207,19 +212,16 @@ class GaussianPair(Density):
     @cached_property
     def _pairing(self) -> tuple[Array, Array]:
         """Components of P and Q paired in order: weights, and half the squared distances in units of the noise."""
-        rows, left = [], [list(sorted(side, key=lambda part: part[1])) for side in (self.p, self.q)]
-        while left[0] and left[1]:
-            (w_p, m_p), (w_q, m_q) = left[0][0], left[1][0]
-            weight = min(w_p, w_q)
-            rows.append((weight, ((m_p - m_q) / self.sigma) ** 2 / 2))
-            for side, (w, m) in zip(left, ((w_p, m_p), (w_q, m_q)), strict=True):
-                side[0] = (w - weight, m)
-                if w - weight <= 0:
-                    side.pop(0)
-        table = np.array([row for row in rows if row[0] > 0])
-        # Weights that sum to 1 only up to rounding leave a remainder: it goes to the farthest pair.
-        table[int(table[:, 1].argmax()), 0] += 4 * ROUNDING * len(rows)
-        return table[:, 0], table[:, 1]
+        ends = [np.concatenate([[0.0], np.cumsum(sorted_weights)]) for sorted_weights in (self._arrays[0], self._arrays[2])]
+        if len(self.p) == 1 or len(self.q) == 1:  # no sums, in which rare components would be lost
+            weights = self._arrays[0] * self._arrays[2]
+            distances = self._arrays[1] - self._arrays[3]
+        else:
+            cuts = np.unique(np.concatenate(ends))
+            middles = (cuts[1:] + cuts[:-1]) / 2
+            at = [np.clip(np.searchsorted(end, middles) - 1, 0, len(end) - 2) for end in ends]
+            weights, distances = np.diff(cuts) + 4 * ROUNDING, self._arrays[1][at[0]] - self._arrays[3][at[1]]
+        return weights, (distances / self.sigma) ** 2 / 2
 
     def _below_closed(self, losses: Array, log_weights: Array, s: float) -> None:
         found, most = moments(log_weights, losses, s), self._closed(s)

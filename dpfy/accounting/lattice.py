@@ -274,6 +274,8 @@ def compose_without(
     Guarantees: as `compose`, the errors of `parts` counted and those of `inner` not.
     """
     spacing, tilt = parts[0][0].spacing, parts[0][0].tilt
+    if not all(part.weights.any() for part, _ in parts):  # rounding down left nothing on points so far apart
+        raise TooFine
     low, high = _window(parts, tail)
     size = _fast_size(high - low + 1)
     if size > MOST_POINTS:
@@ -298,7 +300,7 @@ def compose_without(
 
 def largest_mass(parts: Sequence[tuple[Lattice, int]]) -> float:
     """The total tilted mass of a composition, at least 1."""
-    return max(1.0, math.prod(float(part.weights.sum()) ** count for part, count in parts))
+    return math.exp(min(700.0, max(0.0, sum(count * math.log(float(part.weights.sum())) for part, count in parts))))
 
 
 def _spectrum(parts: Sequence[tuple[Lattice, int]], bases: Sequence[int], size: int, kind: Any) -> tuple[NDArray[Any], float]:

@@ -267,8 +267,14 @@ class Atoms:
     cut: float = 0.0
 
     def capped(self, mass: float) -> Atoms:
-        """See `Loss`: nothing to cut."""
-        return self
+        """See `Loss`."""
+        rows = sorted(zip(self.losses, self.probabilities, strict=True), reverse=True)
+        cut, k = 0.0, 0
+        while k < len(rows) - 1 and cut + rows[k][1] <= mass:
+            cut, k = cut + rows[k][1], k + 1
+        if not k:
+            return self
+        return Atoms(tuple(x for x, _ in rows[k:]), tuple(p for _, p in rows[k:]), self.infinity, cut * (1 + 1e-12))
 
     @property
     def top(self) -> float:
@@ -304,7 +310,11 @@ class Atoms:
     def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """See `Loss`."""
         losses, log_mass = self.nodes(0.0)
-        return halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 0.0, index=index)
+        log_tilted = log_mass + grid.tilt * losses - grid.log_scale
+        if index is not None:
+            return halves_of_points(losses, log_tilted, grid, 0.0, index=index)
+        kept = log_tilted > math.log(tail / len(losses))  # the rest has at most the tail
+        return halves_of_points(losses[kept], log_tilted[kept], grid, 0.0 if kept.all() else tail)
 
 
 def halves_of_points(

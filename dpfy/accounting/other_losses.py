@@ -67,6 +67,11 @@ class LaplacePair(Density):
         """See `Density`."""
         return 1.0
 
+    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+        """See `Loss`: one point beyond each atom, as for atoms alone."""
+        first, last = super().extent(grid, tail)
+        return first - 1, last + 1
+
     def _atoms(self) -> tuple[Array, Array]:
         """Losses and log masses of the two atoms."""
         ends = np.array([-self.width, self.width])
@@ -77,7 +82,7 @@ class LaplacePair(Density):
 
     def nodes(self, s: float) -> tuple[Array, Array]:
         """See `Loss`. Gauss-Legendre on panels over which the integrand changes by at most e^16; right for all tilts up to `s`."""
-        panels = math.ceil(self.width / min(2.0, 8 / (s + 1)))
+        panels = max(4, math.ceil(self.width / min(2.0, 8 / (s + 1))))
         if panels > MOST_NODES // 20:
             raise TooFine
         x, weight = _legendre()

@@ -171,11 +171,14 @@ def _randomized_response(leaf: ev.RandomizedResponse, adjacency: Adjacency) -> R
 def _mixture(sigma: float, parts: tuple[tuple[float, float], ...], leaf: Event, adjacency: Adjacency) -> Release:
     if adjacency is Adjacency.REPLACE_ONE:
         raise Unsupported(f"{type(leaf).__name__} under replace-one", "use --adjacency add-or-remove-one or zero-out")
-    kept = tuple(sorted(((p, s) for p, s in parts if p > 0), key=lambda part: part[1]))
-    if all(s == 0 for _, s in kept):
+    chances: dict[float, float] = {}
+    for p, s in parts:
+        if p > 0:
+            chances[s] = chances.get(s, 0.0) + p
+    if set(chances) == {0.0}:
         return Release(Atoms((0.0,), (1.0,)), Atoms((0.0,), (1.0,)))
-    total = math.fsum(p for p, _ in kept)
-    kept = tuple((p / total, s) for p, s in kept)
+    total = math.fsum(chances.values())
+    kept = tuple((chances[s] / total, s) for s in sorted(chances))
     mirrored = tuple((p, -s) for p, s in kept)
     return Release(GaussianPair(sigma, kept, ONE), GaussianPair(sigma, ONE, mirrored), touched=sum(p for p, s in kept if s))
 

@@ -18,16 +18,18 @@ from dpfy.accounting.lattice import FACTOR, Lattice, Layers, coarsen_down, coars
 from dpfy.accounting.layers import coarsen_layers, compose_layers, flat
 from dpfy.accounting.losses import Grid, Loss, TooFine, halves_of_points
 from dpfy.accounting.moments import ROUNDING, Array, Moments
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import Internal, Unsupported
 
 TOLERANCE = 1.5e-5
 """Relative error in epsilon that each bound aims for."""
-LEAST_EPSILON = 0.05
+LEAST_EPSILON = 1e-7
 """Below this epsilon the error aimed for is absolute: the tolerance times this."""
 TOP = 24
 """How many blocks the last transform composes."""
 SLACK = 2.0
 """By which power of e the Chernoff bound at the chosen tilt may exceed delta."""
+LARGEST_LOG_TILT = 18.0
+"""Tilts up to e^18: epsilons down to 1e-8 are told from zero."""
 TAIL = 1e-9
 """Tilted mass that may be cut off, relative to what matters."""
 
@@ -94,7 +96,14 @@ def sharpest(total: Sum, delta: float) -> float:
         s = math.exp(log_s)
         return (total.log_mgf(s).upper + log_peak(s) - math.log(delta)) / s
 
-    return minimise(bound, math.log(1e-2), math.log(1e2))
+    return minimise(bound, math.log(1e-2), math.log(1e2), steepest(total))
+
+
+def steepest(total: Sum) -> float:
+    """The log of the largest tilt that is of use: where losses end, a larger one would only look at the last of them more sharply."""
+    if not 0 < total.top < math.inf:
+        return LARGEST_LOG_TILT
+    return min(LARGEST_LOG_TILT, math.log(2e4 * math.sqrt(sum(count for _, count in total.parts)) / total.top))
 
 
 def saddle(total: Sum, delta: float, high: float, guess: float | None = None) -> Saddle:
@@ -122,12 +131,13 @@ def saddle(total: Sum, delta: float, high: float, guess: float | None = None) ->
     return Saddle(epsilon, math.exp(high), best, max(0.0, excess(high, epsilon)), found.mean, found.variance)
 
 
-def minimise(function: Callable[[float], float], low: float, high: float) -> float:
-    """A minimum of a unimodal function, to 1e-2, starting from [low, high] and growing to 1e9 either way."""
+def minimise(function: Callable[[float], float], low: float, high: float, most: float) -> float:
+    """A minimum of a unimodal function, to 1e-2, starting from [low, high] and growing down to e^-20 and up to `most`."""
+    low, high = min(low, most - 1), min(high, most)
     while low > -20 and function(low - 0.5) < function(low):
         low, high = low - 3, low
-    while high < 16 and function(high + 0.5) < function(high):
-        low, high = high, high + 2
+    while high < most and function(high + 0.5) < function(high):
+        low, high = high, min(high + 2, most)
     ratio = (math.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = function(a), function(b)
@@ -158,6 +168,7 @@ UP, DOWN = Rounding(spread, coarsen_up, False), Rounding(contract, coarsen_down,
 def final_spacing(total: Sum, saddle: Saddle, tolerance: float) -> float:
     """The spacing of the last grid: rounding the blocks onto it widens the sum by what moves epsilon by the tolerance."""
     target = max(saddle.epsilon, 0.05 * math.sqrt(saddle.variance), LEAST_EPSILON) * tolerance
+    target = min(target, 1 / saddle.tilt)  # else rounding up would grow the tilted mass by powers of e
     # Every level of coarsening rounds once more by about as much as the last grid does.
     blocks = sum(min(TOP, count) * max(1.0, math.log(count / TOP) / math.log(FACTOR**2)) for _, count in total.parts)
     return math.sqrt(6 * 2 * target / (saddle.slope + 1) / blocks)
@@ -285,6 +296,8 @@ class Reading:
 
     def __init__(self, lattice: Lattice, infinity: float, sign: float) -> None:
         positions, tilt = lattice.positions(), lattice.tilt
+        if not 0 < float(lattice.weights.sum()) < math.inf or math.isnan(lattice.error):
+            raise Internal("the masses of a composition are finite", f"their sum is {float(lattice.weights.sum())}")
         self.reference = float(np.sum(lattice.weights * positions)) / float(lattice.weights.sum())
         exponent = -tilt * (positions - self.reference)
         keep = exponent < 300

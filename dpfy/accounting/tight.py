@@ -23,6 +23,7 @@ from dpfy.accounting.pld import (
     minimise,
     saddle,
     sharpest,
+    steepest,
 )
 from dpfy.core import check
 from dpfy.core.errors import Internal, Unsupported
@@ -85,40 +86,6 @@ class TightCurve:
         return max(answers)
 
     def epsilon_lower(self, delta: float) -> float | None:
-        """Infinity."""
-        return math.inf
-
-
-class TightCurve:
-    """Bounds on the privacy curve of a composition, computed where they are asked for."""
-
-    def __init__(self, parts: Composition) -> None:
-        self._parts, self._touched = parts, parts.touched
-        self._directions = _directions(parts)
-        self._found: dict[tuple[Sum, float], tuple[Sum, Saddle]] = {}
-        self._tilts: dict[tuple[Sum, float], tuple[Sum, float, float]] = {}
-        self._upper: dict[float, float] = {}
-
-    def epsilon(self, delta: float) -> float:
-        """Upper bound on epsilon at `delta`; where delta is below what can be certified, an error that says so."""
-        delta_within(check.inside_unit("delta", delta))
-        if delta >= self._touched:
-            return 0.0
-        if delta not in self._upper:
-            self._upper[delta] = self._worst(delta)
-        return self._upper[delta]
-
-    def _worst(self, delta: float) -> float:
-        """The upper bound of the direction that decides."""
-        rough = [self._rough(total, delta) for total in self._directions]
-        worst = max(rough)
-        answers = [0.0]
-        for total, value in zip(self._directions, rough, strict=True):
-            # A direction whose coarse upper bound is below what the worst one surely reaches cannot decide.
-            answers.append(value if value < 0.9 * worst else self._bound(total, delta, UP_SIDE))
-        return max(answers)
-
-    def epsilon_lower(self, delta: float) -> float | None:
         """Lower bound on the exact epsilon at `delta`.
 
         Guarantees: at most `epsilon` of the same delta; a bound on the wrong side of it raises `Internal`.
@@ -163,7 +130,10 @@ class TightCurve:
         found = saddle(total, room, high)
         for _ in range(8):
             spacing = final_spacing(total, found, COARSE)
-            reading = Reading(compose_sum(total, found, spacing, UP, rough=True), total.infinity + total.cut, 1)
+            try:
+                reading = Reading(compose_sum(total, found, spacing, UP, rough=True), total.infinity + total.cut, 1)
+            except Unsupported:
+                break
             value = min(value, reading.epsilon(delta))
             slope = max(math.exp(high), reading.slope(value, 2 * spacing))
             found = replace(saddle(total, room, high, value), slope=slope)
@@ -176,7 +146,10 @@ class TightCurve:
         if delta <= whole.infinity:
             return math.inf
         (total, found), (rounding, sign) = self._found[whole, delta], side
-        lattice = compose_sum(total, found, final_spacing(total, found, TOLERANCE), rounding)
+        try:
+            lattice = compose_sum(total, found, final_spacing(total, found, TOLERANCE), rounding)
+        except Unsupported:  # no lattice serves: what is known without one stands
+            return found.epsilon if sign > 0 else -math.inf
         if sign > 0:
             return min(Reading(lattice, total.infinity + total.cut, 1).epsilon(delta), found.epsilon, total.top)
         return Reading(lattice, total.infinity, -1).epsilon(delta)
@@ -196,7 +169,10 @@ class TightCurve:
             best, log_bound = chernoff(total, epsilon)
             found = saddle(total, math.exp(min(max(log_bound, -700.0), -1e-9)), best, epsilon)
             spacing = final_spacing(total, found, TOLERANCE)
-            reading = Reading(compose_sum(total, found, spacing, UP), total.infinity + total.cut, 1)
+            try:
+                reading = Reading(compose_sum(total, found, spacing, UP), total.infinity + total.cut, 1)
+            except Unsupported:
+                break
             before, answer = answer, min(answer, reading.delta(epsilon))
             if answer > 0.1 * before or answer <= whole.infinity:
                 break
@@ -213,7 +189,7 @@ def chernoff(total: Sum, epsilon: float) -> tuple[float, float]:
         s = math.exp(log_s)
         return total.log_mgf(s).upper + log_peak(s) - s * epsilon
 
-    best = minimise(bound, math.log(1e-2), math.log(1e2))
+    best = minimise(bound, math.log(1e-2), math.log(1e2), steepest(total))
     return best, bound(best)
 
 
