@@ -10,7 +10,7 @@ from dpfy.accounting import calibrate as search
 from dpfy.accounting import table
 from dpfy.accounting.patterns import Training
 from dpfy.core import check
-from dpfy.core.errors import DpfyError, InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Composed, Event
 from dpfy.core.unit import Adjacency
 
@@ -84,13 +84,13 @@ def bounds(plan: Sequence[Training], delta: float, adjacency: str = "add-or-remo
         try:
             curve = route.curve(event, relation)
             row: dict[str, Any] = {"accountant": name, "epsilon": curve.epsilon(delta), "kind": "upper bound"}
-        except DpfyError as error:
+        except Unsupported as error:
             row = {"accountant": name, "epsilon": None, "kind": "does not apply", "why": str(error)}
         else:
             if name == "tight" and (lower := curve.epsilon_lower(delta)) is not None:
                 rows.append({"accountant": "tight (lower)", "epsilon": lower, "kind": "lower bound"})
         rows.append(row)
-    if len(plan) == 1 and plan[0].sampling == "poisson" and plan[0].noise_multiplier > 0 and plan[0].sampling_rate > 0:
+    if len(plan) == 1 and plan[0].sampling == "poisson" and plan[0].noise_multiplier > 0.04 and plan[0].sampling_rate > 0:
         from dpfy.accounting import gaussian, gdp
 
         mu = gdp.clt_mu(plan[0].sampling_rate, plan[0].noise_multiplier, max(plan[0].steps, 1))

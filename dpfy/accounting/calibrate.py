@@ -90,6 +90,8 @@ def _bracket(reached: Callable[[float], float], target: float, start: float) -> 
                 f"cannot be reached: noise {other:g} still gives epsilon {target * math.exp(min(value, 700)):.4g}; "
                 "ask for more epsilon or delta",
             )
+        if other < LEAST and value == -math.inf:
+            raise InvalidInput("epsilon", target, f"is reached with noise {other:g} already: at this delta hardly any is needed")
         if other < LEAST:
             raise Unsupported(f"a target as large as epsilon {target:g}", "almost no noise reaches it; ask for a smaller epsilon")
         x, gap = other, value

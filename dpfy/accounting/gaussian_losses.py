@@ -147,7 +147,9 @@ class GaussianPair(Density):
             losses, log_weights = self.nodes(s, side)
         except TooFine:
             return self._closed(s)
-        return moments(log_weights, losses, s, QUADRATURE)
+        # Exponents as large as this are rounded, and their error comes s + 1 times.
+        size = (s + 1) * max(abs(mean) for _, mean in (*self.p, *self.q)) / self.sigma
+        return moments(log_weights, losses, s, QUADRATURE + 2 * ROUNDING * size**2)
 
     def nodes(self, s: float, side: int = 0) -> tuple[Array, Array]:
         """See `Loss` and `log_mgf`. Kept for all tilts up to the next power of two."""
@@ -177,7 +179,9 @@ class GaussianPair(Density):
             return np.zeros(0), np.zeros(0)
         hard = side > 0, side < 0 or high >= self.ceiling
         step = min(self.sigma / 3, self.sigma**2 / (4 * span) if span else math.inf)
-        while high - low <= MOST_NODES * step:
+        for _ in range(6):
+            if high - low > MOST_NODES * step:
+                break
             x, log_step = trapezoid(low, high, step, *hard)
             log_p, log_q = self._parts(x)
             losses, log_weights = log_p - log_q, self._log_density(x, log_p) + log_step
@@ -349,5 +353,10 @@ class Side:
         outside = self.sign * whole.index
         right = outside >= 0 if self.sign > 0 else outside > 0
         left = outside > 0 if self.sign > 0 else outside >= 0
-        rows = ((whole.right, right), (whole.rise, right), (whole.left, left), (whole.drop, left))
-        return Halves(whole.index, *(np.where(keep, row, 0.0) for row, keep in rows), whole.error, whole.slack, whole.relative)
+        return replace(
+            whole,
+            right=np.where(right, whole.right, 0.0),
+            rise=np.where(right, whole.rise, 0.0),
+            left=np.where(left, whole.left, 0.0),
+            drop=np.where(left, whole.drop, 0.0),
+        )

@@ -24,6 +24,7 @@ MOST_POINTS = 1 << 22
 MOST_PIECES = 400_000
 """Pieces of a quadrature over cells; a loss that needs more is too sharp for its range."""
 
+
 class TooFine(Exception):
     """A grid would have too many points; the engine tries a wider spacing."""
 
@@ -247,12 +248,12 @@ def verified(loss: Loss) -> Loss:
         losses, log_weights = loss.nodes(0.0)
     except TooFine:  # then moments are closed bounds, which obey the laws
         return loss
-    whole = loss.infinity == loss.cut == 0 and math.isinf(loss.top)
+    whole, slack = loss.infinity == loss.cut == 0 and math.isinf(loss.top), LAW + 4 * loss.log_mgf(0.0).error
     with np.errstate(over="ignore"):
         p, q = float(np.exp(log_weights).sum()), float(np.exp(np.minimum(log_weights - losses, 1.0)).sum())
-    if not 1 - loss.infinity - loss.cut - LAW <= p <= 1 - loss.infinity + LAW:
+    if not 1 - loss.infinity - loss.cut - slack <= p <= 1 - loss.infinity + slack:
         raise Internal("the masses of a release add up to 1", f"they add up to {p + loss.infinity:.12g}")
-    if not (1 - LAW if whole else 0.0) <= q <= 1 + LAW:
+    if not (1 - slack if whole else 0.0) <= q <= 1 + slack:
         raise Internal("the masses of a release's alternative add up to 1", f"they add up to {q:.12g}")
     return loss
 

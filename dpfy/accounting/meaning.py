@@ -20,12 +20,11 @@ def true_positive_rate(curve: Curve, false_positive_rate: float) -> float:
     check.fraction("false_positive_rate", false_positive_rate)
     best = 1.0
     for epsilon in GRID:
-        delta = curve.delta(epsilon)
-        best = min(
-            best, math.exp(epsilon) * false_positive_rate + delta, 1 - math.exp(-epsilon) * (1 - delta - false_positive_rate)
-        )
-        if epsilon > 2 and delta < 1e-12:
+        grown, shrunk = math.exp(epsilon) * false_positive_rate, math.exp(-epsilon)
+        if grown >= best and 1 - shrunk * (1 - false_positive_rate) >= best:  # from here on no delta could help
             break
+        delta = curve.delta(epsilon)
+        best = min(best, grown + delta, 1 - shrunk * (1 - delta - false_positive_rate))
     return min(1.0, max(best, false_positive_rate))
 
 

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 ROUNDING = float(np.finfo(np.float64).eps)
 QUADRATURE = 1e-12
 """The relative error charged for a moment found by quadrature; `settled` makes sure that it is smaller by far."""
-MOST_NODES = 600_000
+MOST_NODES = 100_000
 """Nodes of one quadrature; where more would be needed a closed upper bound stands in."""
 
 

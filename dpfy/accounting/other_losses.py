@@ -98,7 +98,10 @@ class LaplacePair(Density):
         try:
             losses, log_weights = self.nodes(s)
         except TooFine:
-            high, low = math.log((s + 1) / (2 * s + 1)) + s * self.width, math.log(max(s, 1e-300) / (2 * s + 1)) - (s + 1) * self.width
+            high, low = (
+                math.log((s + 1) / (2 * s + 1)) + s * self.width,
+                math.log(max(s, 1e-300) / (2 * s + 1)) - (s + 1) * self.width,
+            )
             plain = float(np.logaddexp(high, low))
             log = float(np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + plain)) if self.rate < 1 else plain
             return Moments(log, self.width, 1.0, 1e-13 * (1 + abs(log)))
@@ -127,9 +130,11 @@ def _legendre() -> tuple[Array, Array]:
 
 def add_halves(parts: list[Halves]) -> Halves:
     """The sum of several measures on the same points."""
-    sums = [sum(rows) for rows in zip(*((p.right, p.rise, p.left, p.drop) for p in parts), strict=True)]
+    right, rise, left, drop = (
+        np.asarray(sum(rows)) for rows in zip(*((p.right, p.rise, p.left, p.drop) for p in parts), strict=True)
+    )
     error, slack, relative = sum(p.error for p in parts), max(p.slack for p in parts), max(p.relative for p in parts)
-    return Halves(parts[0].index, *map(np.asarray, sums), error, slack, relative)
+    return Halves(parts[0].index, right, rise, left, drop, error, slack, relative)
 
 
 def _scaled(part: Halves, factor: float) -> Halves:

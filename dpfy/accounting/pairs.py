@@ -245,7 +245,9 @@ def _copies(source: int, sample: int) -> tuple[float, list[tuple[float, int]], f
     if source == 1:
         return 1.0, [(1.0, sample)], 0.0
     if sample > MOST_DRAWS * source:
-        raise Unsupported(f"{sample} draws with replacement from {source} units", "draw less, or state a Gaussian of the whole data")
+        raise Unsupported(
+            f"{sample} draws with replacement from {source} units", "draw less, or state a Gaussian of the whole data"
+        )
     q = -math.expm1(sample * math.log1p(-1 / source))
     rows = [sample * math.exp((sample - 1) * math.log1p(-1 / source)) / source / q]
     while len(rows) < sample and (rows[-1] > 1e-26 or len(rows) <= sample / source):

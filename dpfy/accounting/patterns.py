@@ -67,8 +67,10 @@ class Training:
         return ev.SampledWithReplacement(self.records, self.batch_size, noise)
 
     def _passes(self) -> Claim:
-        """Each unit takes part once a pass: no amplification, the bill of its own steps."""
-        passes = math.ceil(self.steps * self.sampling_rate - 1e-9)
+        """Each unit takes part once a pass: no amplification, the bill of its own steps. A pass that was begun counts whole."""
+        passes = math.ceil(
+            self.steps * self.sampling_rate * (1 - 1e-12)
+        )  # 30 steps at rate 0.1 are 3 passes, whatever rounding says
         how = "a random order" if self.sampling == "shuffled" else "a fixed order"
         return Claim(
             ev.Repeated(ev.Gaussian(self.noise_multiplier), passes),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dpfy.accounting import calibrate, table
+from dpfy.accounting.leaves import MOST_COUNT
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.events import Event, Gaussian, PoissonSampled, Repeated
@@ -45,7 +46,8 @@ def batch_size(
 ) -> int:
     """The largest expected batch size that stays within epsilon `target`; zero where a batch of one is already too much."""
     check.positive("epsilon", target)
-    check.integer("records", records)
+    if check.integer("records", records) > MOST_COUNT:
+        raise InvalidInput("records", records, f"must be at most {MOST_COUNT:.0e}")
 
     def fits(size: int) -> bool:
         return epsilon(noise_multiplier, size / records, count, delta, accountant=accountant) <= target

@@ -34,7 +34,9 @@ def divergences(event: Event, adjacency: Adjacency, orders: Sequence[float] = OR
     """
     values, infinity = approximate(event, adjacency, orders)
     if infinity > 0:
-        raise Unsupported("a release with a chance of infinite loss, by Rényi divergences alone,", "use --accountant tight or rdp")
+        raise Unsupported(
+            "a release with a chance of infinite loss, by Rényi divergences alone,", "use --accountant tight or rdp"
+        )
     return values
 
 
@@ -77,7 +79,7 @@ def _of_loss(loss: Loss, alphas: Array) -> Array:
     least = math.log1p(-loss.infinity) if loss.infinity < 1 else -math.inf
     if any(moment.upper < least for moment in found):
         raise Internal("a log moment of positive order is not negative", f"one is {min(moment.upper for moment in found):.9g}")
-    return np.asarray([max(moment.upper, 0.0) for moment in found]) / (alphas - 1)
+    return np.asarray(np.array([max(moment.upper, 0.0) for moment in found]) / (alphas - 1))
 
 
 def to_epsilon(orders: Array, values: Array, delta: float) -> float:

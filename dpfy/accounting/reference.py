@@ -7,15 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from dpfy.accounting import peer
+from dpfy.accounting.leaves import leaves
+from dpfy.accounting.rdp import approximate, to_epsilon
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
-from dpfy.core.events import Event, RandomizedResponse, flatten
+from dpfy.core.events import Event, RandomizedResponse
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
 PLD_LEAST_DELTA = 1e-9
 """Below this, round-off of the plain FFT power in dp-accounting 0.6.0 makes its PLD report too small an epsilon."""
+
+PLD_LEAST_RATE = 1e-12
+PLD_MOST_EPSILON = 600.0
+_FEW_ORDERS = (1.2, 1.5, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0)
+NUMERIC = (ArithmeticError, ValueError, MemoryError)
+"""What dp-accounting raises on numbers it cannot handle."""
 
 
 @contextmanager
@@ -73,12 +83,15 @@ class _Peer:
 
     def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
         """None if `curve` would answer, else why not and which route would."""
+        leaves(event)
         if reason := self._refused(event, adjacency):
             return reason
         try:
             problem = self._new(adjacency)._maybe_compose(peer.to_peer(self._event(event, adjacency)), 1, False)
         except Unsupported as error:
             return str(error)
+        except NUMERIC as error:
+            return f"this event by the {self.name} accountant of dp-accounting ({error}) is not supported; use --accountant tight"
         if problem is None:
             return None
         found = type(peer.from_peer(problem.invalid_event)).__name__ if problem.invalid_event is not None else "the event"
@@ -90,8 +103,11 @@ class _Peer:
             what, _, way_out = reason.partition("; ")
             raise Unsupported(what.removesuffix(" is not supported"), way_out)
         accountant = self._new(adjacency)
-        with _quiet():
-            accountant.compose(peer.to_peer(self._event(event, adjacency)))
+        try:
+            with _quiet():
+                accountant.compose(peer.to_peer(self._event(event, adjacency)))
+        except NUMERIC as error:
+            raise Unsupported(f"this event by dp-accounting ({error})", "use --accountant tight") from None
         return _PeerCurve(accountant, self.least_delta)
 
 
@@ -121,7 +137,19 @@ class PeerPld(_Peer):
         return pld.PLDAccountant(neighboring_relation=peer.relation(adjacency))
 
     def _refused(self, event: Event, adjacency: Adjacency) -> str | None:
-        for leaf, count in flatten(event):
+        for leaf, count in leaves(event):
             if isinstance(leaf, RandomizedResponse) and count > 1:
                 return "repeated RandomizedResponse by dp-accounting's PLD (it ignores the count) is not supported; use --accountant tight"
+            if (rate := getattr(leaf, "rate", 1.0)) < PLD_LEAST_RATE:
+                return f"a sampling rate of {rate:g} by dp-accounting's PLD is not supported; use --accountant tight"
+        try:
+            values, _ = approximate(event, adjacency, _FEW_ORDERS)
+        except Unsupported:
+            return None
+        size = to_epsilon(np.asarray(_FEW_ORDERS), values, 1e-12)
+        if size > PLD_MOST_EPSILON:
+            return (
+                f"an epsilon of about {size:.3g} by dp-accounting's PLD (its grid of 1e-4 would fill the memory) is not supported; "
+                "use --accountant tight"
+            )
         return None

@@ -40,7 +40,9 @@ class Internal(DpfyError):
 
     def __init__(self, law: str, seen: str) -> None:
         self.law, self.seen = law, seen
-        super().__init__(f"internal check failed: {law}, but {seen}; no answer is given, please report this with the command and its values")
+        super().__init__(
+            f"internal check failed: {law}, but {seen}; no answer is given, please report this with the command and its values"
+        )
 
 
 class Busy(DpfyError):
