@@ -60,7 +60,7 @@ WEIGHT = {
     ("verify",): 2,
 }
 OUTPUTS = ("--out", "--plot")
-WRITTEN = {("report",): ("report.html", "report.md"), ("audit", "run"): ("audit.json", "audit.svg", "report.html", "report.md"),
+WRITTEN = {("report",): ("report.html", "report.md"), ("audit", "run"): ("audit.json", "audit.svg", "report.html", "report.md", "ledger.jsonl", "ledger.jsonl.head"),
            ("verify",): (), ("compare", "runs"): ()}  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def owned(path: tuple[str, ...], arguments: list[str]) -> tuple[tuple[str, ...],
         if name in OUTPUTS:
             owns.append(_inside(text))
         if name == "--ledger":
-            keeps.append(_inside(text))
+            keeps += [_inside(text), _inside(text) + ".head"]
     for word in arguments[len(path) :]:
         owns += [f"{_inside(word)}/{name}" for name in WRITTEN.get(path, ())]
         owns += [f"{_inside(word).rpartition('/')[0]}/{name}" for name in WRITTEN.get(path, ()) if word.endswith(".json")]

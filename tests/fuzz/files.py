@@ -58,6 +58,8 @@ TARGETS: dict[str, list[str]] = {
     "unfinished/metrics.jsonl": ["train --resume --out unfinished"],
 }
 """File to command lines. The files of an unfinished run's checkpoint are found in the sandbox."""
+AUDITED = ("audit.json", "audit.svg", "report.html", "report.md", "ledger.jsonl", "ledger.jsonl.head")
+"""What an audit writes in a run folder."""
 RESUME = ["train --resume --out unfinished", "train --resume --out unfinished --json"]
 NUMBERS = ["1e999", "-1e999", "NaN", "Infinity", "-1", "0", "1e-320", "9" * 400, "9" * 5000, "0x" + "f" * 4000,
            "1e5000", "null", "true", '""', "[]",
@@ -243,8 +245,8 @@ def cases(seed: int) -> Iterator[Case]:
             place = arguments[1] if "." not in arguments[1] else ""
             own += [f"{FOLDER}/{place}/{form}".replace("//", "/") for form in ("report.html", "report.md")]
         if arguments[:2] == ["audit", "run"]:
-            own += [f"{FOLDER}/{arguments[2]}/{form}" for form in ("audit.json", "audit.svg", "report.html", "report.md")]
-        keeps = (f"{FOLDER}/people.jsonl",) if "--ledger" in arguments else ()
+            own += [f"{FOLDER}/{arguments[2]}/{form}" for form in AUDITED]
+        keeps = (f"{FOLDER}/people.jsonl", f"{FOLDER}/people.jsonl.head") if "--ledger" in arguments else ()
         keeps += (f"{FOLDER}/unfinished",) if "--resume" in arguments else ()
         yield Case(arguments, FOLDER, tuple(own), keeps, name, _change(name, rng.randrange(1 << 60)))
 

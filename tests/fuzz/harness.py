@@ -25,7 +25,7 @@ PATIENCE = 90.0
 MEMORY = 4 << 30
 PROGRESS = "training "
 """How a line of progress begins."""
-BUGS = re.compile(r"Traceback|internal error|not enough memory|Exception ignored|File \"[^\"]+\", line \d+")
+BUGS = re.compile(r"Traceback|internal error|internal check failed|not enough memory|Exception ignored|File \"[^\"]+\", line \d+")
 
 Snapshot = dict[str, tuple[int, ...]]
 

@@ -32,7 +32,7 @@ def report(found) -> str:
     return "\n".join([f"{found.cases} cases, {len(found.wrong)} wrong", *found.wrong[:20]])
 
 
-@pytest.mark.parametrize(("kind", "count"), [("commands", 300), ("files", 150)])
+@pytest.mark.parametrize(("kind", "count"), [("commands", 250), ("files", 120)])
 def test_a_few_hundred(home, kind, count):
     found = fuzzer.fuzz(kind, 0, 0, count, home)
     assert found.cases == count
