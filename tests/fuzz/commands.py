@@ -22,7 +22,8 @@ WORDS = ["", " ", "a" * 10_000, "\x1b[2J\x1b[31mverified", "a\nb", "\udcff", "..
          "dense", "band-mf", "1x28x28", "1x-1", "x", "0x0", "1x99999999x99999999", "28", "1x8x8", "9" * 30 + "x1"]  # fmt: skip
 PATHS = ["run", "other", "audited", "unfinished", "people.jsonl", "job.toml", "phases.toml", "schema.toml", "data.csv", "data.csv.gz",
          "images.idx", "arrays.npz", "text.txt", "card.json", "run/privacy.json", "run/ledger.jsonl", "run/model.safetensors",
-         "run/plan.json", "run/report.html", "dangling", "loop", "linked", "pipe", "pipe.svg", "folder", "empty", "mine", "mine.svg",
+         "run/plan.json", "run/report.html", "key.pem", "key.pem.pub",
+         "dangling", "loop", "linked", "pipe", "pipe.svg", "folder", "empty", "mine", "mine.svg",
          "mine/checkpoint", "other-config", "dotted", "closed", "shut", "shut/x", "\udcff\udcfe.toml", "a b\nc", "\x1b[2Jred.toml",
          "nowhere", "no/such/folder", "data.csv/x", "a" * 300, "b" * 250 + ".svg",
          "deep/" * 900 + "x", "", ".", "..", "/dev/full", "/dev/null",
@@ -45,12 +46,19 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("audit", "mechanism"): {"--canaries": "60", "--steps": "4"},
     ("audit", "run"): {},
     ("audit", "selftest"): {},
+    ("sign",): {"--key": "key.pem"},
     ("audit", "train"): {"--data": "digits", "--model": "linear", "--steps": "2", "--canaries": "12", "--out": "new"},
     ("train",): {"--data": "digits", "--records": "1438", "--model": "linear", "--delta": "1e-4", "--batch-size": "30", "--steps": "2",
                  "--out": "new"},
 }  # fmt: skip
 """A cheap setting of each verb that has one; a verb that is not here is called with hostile values alone."""
-GIVEN = {("compare", "runs"): ["run", "other"], ("verify",): ["run"], ("report",): ["run"], ("audit", "run"): ["audited"]}
+GIVEN = {
+    ("compare", "runs"): ["run", "other"],
+    ("verify",): ["run"],
+    ("report",): ["run"],
+    ("sign",): ["run"],
+    ("audit", "run"): ["audited"],
+}
 WEIGHT = {
     ("account",): 5,
     ("calibrate",): 3,
@@ -59,9 +67,10 @@ WEIGHT = {
     ("compare", "mechanisms"): 1,
     ("verify",): 2,
 }
-OUTPUTS = ("--out", "--plot")
-WRITTEN = {("report",): ("report.html", "report.md"), ("audit", "run"): ("audit.json", "audit.svg", "report.html", "report.md", "ledger.jsonl", "ledger.jsonl.head"),
-           ("verify",): (), ("compare", "runs"): ()}  # fmt: skip
+OUTPUTS = ("--out", "--plot", "--new-key")
+AUDITED = ("audit.json", "audit.svg", "report.html", "report.md", "ledger.jsonl", "ledger.jsonl.head")
+WRITTEN = {("report",): ("report.html", "report.md"), ("audit", "run"): AUDITED, ("sign",): ("signature.json",)}
+"""What a verb may write in the run folder that it is given."""
 
 
 def verbs() -> dict[tuple[str, ...], list[Any]]:
@@ -147,7 +156,7 @@ def owned(path: tuple[str, ...], arguments: list[str]) -> tuple[tuple[str, ...],
         name, _, text = word.partition("=")
         text = text or (arguments[position + 1] if position + 1 < len(arguments) else "")
         if name in OUTPUTS:
-            owns.append(_inside(text))
+            owns += [_inside(text), _inside(text) + ".pub"]
         if name == "--ledger":
             keeps += [_inside(text), _inside(text) + ".head"]
     for word in arguments[len(path) :]:

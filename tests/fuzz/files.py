@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from commands import FOLDER
+from commands import AUDITED, FOLDER
 from harness import Case
 
 OWN = "--out new"
@@ -53,13 +53,19 @@ TARGETS: dict[str, list[str]] = {
     "audited/model.safetensors": ["audit run audited", "verify audited"],
     "audited/plan.json": ["audit run audited --json"],
     "audited/config.toml": ["audit run audited --json"],
+    "run/ledger.jsonl.head": CARD_READERS[:2],
+    "people.jsonl.head": [
+        f"train job.toml {OWN} --ledger people.jsonl --budget-epsilon 9 --delta 1e-4",
+        "verify people.jsonl --json",
+    ],
+    "other/signature.json": ["verify other", "verify other --key key.pem.pub --json"],
+    "key.pem": ["sign run --key key.pem", "sign run --key key.pem --json"],
+    "key.pem.pub": ["verify other --key key.pem.pub"],
     "unfinished/plan.json": ["train --resume --out unfinished --json"],
     "unfinished/ledger.jsonl": ["train --resume --out unfinished"],
     "unfinished/metrics.jsonl": ["train --resume --out unfinished"],
 }
 """File to command lines. The files of an unfinished run's checkpoint are found in the sandbox."""
-AUDITED = ("audit.json", "audit.svg", "report.html", "report.md", "ledger.jsonl", "ledger.jsonl.head")
-"""What an audit writes in a run folder."""
 RESUME = ["train --resume --out unfinished", "train --resume --out unfinished --json"]
 NUMBERS = ["1e999", "-1e999", "NaN", "Infinity", "-1", "0", "1e-320", "9" * 400, "9" * 5000, "0x" + "f" * 4000,
            "1e5000", "null", "true", '""', "[]",
@@ -216,7 +222,7 @@ def mutate(rng: random.Random, path: Path) -> None:
         path.write_bytes(gzip.compress(bytes_changed(rng, gzip.decompress(content))))
         return
     ways: list[Callable[[], bytes]] = [lambda: bytes_changed(rng, content)]
-    if path.suffix in (".toml", ".csv", ".md", ".html", ".jsonl", ".json"):
+    if path.suffix in (".toml", ".csv", ".md", ".html", ".jsonl", ".json", ".head", ".pem", ".pub"):
         ways += [lambda: text_changed(rng, content)] * 2
     if path.suffix == ".json":
         ways += [lambda: json_changed(rng, content, signed=False), lambda: json_changed(rng, content, signed=True)] * 2
@@ -246,6 +252,8 @@ def cases(seed: int) -> Iterator[Case]:
             own += [f"{FOLDER}/{place}/{form}".replace("//", "/") for form in ("report.html", "report.md")]
         if arguments[:2] == ["audit", "run"]:
             own += [f"{FOLDER}/{arguments[2]}/{form}" for form in AUDITED]
+        if arguments[0] == "sign":
+            own.append(f"{FOLDER}/{arguments[1]}/signature.json")
         keeps = (f"{FOLDER}/people.jsonl", f"{FOLDER}/people.jsonl.head") if "--ledger" in arguments else ()
         keeps += (f"{FOLDER}/unfinished",) if "--resume" in arguments else ()
         yield Case(arguments, FOLDER, tuple(own), keeps, name, _change(name, rng.randrange(1 << 60)))

@@ -50,6 +50,8 @@ def build(place: Path) -> Path:
         assert main("train", *SMALL, "--epsilon", "2", "--out", "other", "--ledger", "people.jsonl", "--budget-epsilon", "9") == 0
         audit = ["--attack", "final-model", "--canaries", "40", "--data", "digits", "--model", "linear", "--steps", "3"]
         assert main("audit", "train", *audit, "--out", "audited", "--insecure-seed", "1") in (0, 1)
+        assert main("sign", "--new-key", "key.pem") == 0
+        assert main("sign", "other", "--key", "key.pem") == 0
         interrupted()
         shutil.copy("run/privacy.json", "card.json")
     finally:
