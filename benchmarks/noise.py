@@ -2,15 +2,20 @@
 
 python benchmarks/noise.py --device cuda --parameters 124      # milliseconds on the device, ratios, bytes a second
 python benchmarks/noise.py --device cuda --host                # microseconds of the host for one call
+python benchmarks/noise.py --before FOLDER                     # against the dpfy package of another checkout, in turns
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,7 +145,7 @@ def report(medians: dict[str, float], parameters: int, device: str, host: bool) 
         return {"microseconds of the host": {name: round(1e6 * t, 1) for name, t in medians.items()}}
     found: dict[str, Any] = {
         "milliseconds": {name: round(1e3 * t, 3) for name, t in medians.items()},
-        "ratio to independent": {name: round(t / medians["independent"], 2) for name, t in medians.items()},
+        "ratio to independent": {n: round(t / medians.get("independent", t), 2) for n, t in medians.items()},
         f"ratio to {UNFUSED}": {name: round(t / medians[UNFUSED], 2) for name, t in medians.items()},
         "buffers": {name: buffers(s, STEPS) for name, s in STRATEGIES.items()},
     }
@@ -148,6 +153,26 @@ def report(medians: dict[str, float], parameters: int, device: str, host: bool) 
         found["passes over memory"] = {name: passes(name) for name in medians}
         found["GB/s"] = {name: round(4e-9 * parameters * passes(name) / t) for name, t in medians.items()}
     return found
+
+
+def compared(before: str, turns: int, arguments: list[str]) -> dict[str, Any]:
+    """This benchmark with the package of the folder `before` and with this one, in turns: medians over turns, and their ratio."""
+    folders = {"before": before, "after": str(Path(__file__).resolve().parents[1])}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
+    for _ in range(turns):
+        for name, folder in folders.items():
+            told = subprocess.run(
+                [sys.executable, __file__, *arguments],
+                env=os.environ | {"PYTHONPATH": folder},
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            answer = json.loads(told.stdout)
+            found[name].append(answer.get("milliseconds") or answer["microseconds of the host"])
+    medians = {k: {stage: statistics.median([f[stage] for f in many]) for stage in many[0]} for k, many in found.items()}
+    ratios = {stage: round(medians["after"][stage] / medians["before"][stage], 3) for stage in medians["after"]}
+    return medians | {"after over before": ratios}
 
 
 def main() -> None:
@@ -159,9 +184,17 @@ def main() -> None:
     parser.add_argument(
         "--host", action="store_true", help="the host's time for one call instead, on a small model of as many tensors"
     )
+    parser.add_argument("--before", help="a folder that holds another version of the package dpfy")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=list(STRATEGIES), choices=list(STRATEGIES), help="these strategies")
     options = parser.parse_args()
+    if options.before:
+        passed = ["--device", options.device, "--parameters", str(options.parameters), "--rounds", str(options.rounds)]
+        passed += ["--only", *options.only, *(["--host"] if options.host else [])]
+        print(json.dumps(compared(options.before, options.turns, passed), indent=1))
+        return
     total = gradients(3 if options.host else options.parameters, options.device)
-    stages = {UNFUSED: unfused(total)} | {name: shipped(strategy, total) for name, strategy in STRATEGIES.items()}
+    stages = {UNFUSED: unfused(total)} | {name: shipped(STRATEGIES[name], total) for name in options.only}
     medians = measure(stages, options.rounds, options.device, options.host)
     parameters = sum(t.numel() for t in total.values())
     where = {

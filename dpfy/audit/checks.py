@@ -129,13 +129,30 @@ def noise_alone(bench: Bench, bug: Bug) -> str | None:
         excess = (float(np.mean(part**2)) - 1) * math.sqrt(part.size / 2)
         if abs(excess) > SIGMAS:
             return f"{name}: noise of {math.sqrt(np.mean(part**2)):.3f} of the claimed standard deviation"
-    if (repeats := seen.size - len(np.unique(seen))) > 0:
-        return f"{repeats} noise values are used more than once"
+    for axis, what in ((0, "step"), (1, "parameter")):
+        if np.unique(seen, axis=axis).shape[axis] < seen.shape[axis]:
+            return f"the noise of one {what} is used for another"
     echo = float((seen[1:] * seen[:-1]).mean() * math.sqrt(seen[1:].size))
     if abs(echo) > SIGMAS:
         return "the noise of one step is correlated with the noise of the next"
     if kstest(seen.reshape(-1), "norm").pvalue < 1e-6:
         return "the noise is not Gaussian"
+    return None
+
+
+def lattice(bench: Bench, bug: Bug) -> str | None:
+    """Released values lie on one lattice of half-odd multiples, with records as without: no output is possible in one world only."""
+    d = dimension(bench)
+    alone = bench.updates(np.zeros((8, d)), bug, rate=1.0, steps=8)
+    for place in bench.parameters.values():
+        known = np.unique(alone[:, place])
+        step = float(np.diff(known).min(initial=np.inf, where=np.diff(known) > 1e-9))
+        if not step > 1e-3 * bench.noise_multiplier:
+            return "noise alone lies on no lattice: an output can show which sum it was added to"
+        for rows in (np.zeros((8, d)), np.eye(8, d) * 0.37, np.full((8, d), 0.1 / math.sqrt(d))):
+            seen = bench.updates(rows, bug, rate=1.0, steps=2)[:, place] / step - 0.5
+            if (off := np.abs(seen - np.round(seen)).max()) > 1e-2:
+                return f"a released value lies {off:.2f} steps off the lattice of the noise: it is impossible without the record"
     return None
 
 
@@ -154,9 +171,9 @@ def noise_and_data(bench: Bench, bug: Bug) -> str | None:
 def secret(bench: Bench, bug: Bug) -> str | None:
     """Two runs with different secrets share no noise."""
     blank = np.zeros((4, dimension(bench)))
-    one, other = (bench.updates(blank, bug, steps=2, seed=s) for s in (21, 22))
-    shared = len(np.intersect1d(one, other))
-    return None if shared == 0 else f"{shared} noise values do not depend on the run's secret"
+    one, other = (bench.updates(blank, bug, steps=2, seed=s).reshape(-1) for s in (21, 22))
+    alike = abs(float(np.corrcoef(one, other)[0, 1])) * math.sqrt(one.size)
+    return None if alike < SIGMAS else f"the noise of two runs is alike ({alike:.0f} standard deviations): it is not the secret's"
 
 
 def resumed(bench: Bench, bug: Bug) -> str | None:
@@ -203,9 +220,9 @@ def sampling(bench: Bench, bug: Bug) -> str | None:
 def correlated(bench: Bench, bug: Bug) -> str | None:
     """Correlated noise, streamed through a resumption, is what the strategy's matrix says: the bill is for that matrix."""
     for name, streamed, dense in bench.correlated(bug):
-        rows = np.abs(streamed - dense).max(1)
-        if not (rows < 1e-5 * max(1.0, float(np.abs(dense).max()))).all():
-            return f"{name}: the noise of step {int(np.argmax(rows > 1e-5))} is not the row of the billed matrix"
+        rows, step = np.abs(streamed - dense).max(1), 0.1  # a value lies in the cell of its lattice, far smaller than this
+        if not (rows < step).all():
+            return f"{name}: the noise of step {int(np.argmax(rows >= step))} is not the row of the billed matrix"
     return None
 
 
@@ -229,6 +246,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "divisor": divisor,
     "noise alone": noise_alone,
     "noise and data": noise_and_data,
+    "lattice": lattice,
     "secret": secret,
     "resumed": resumed,
     "spent": spent,

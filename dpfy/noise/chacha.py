@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import Unsupported
+from dpfy.noise.lattice import Lattice
 from dpfy.noise.series import single, single_up
 from dpfy.noise.strategy import FRESH, Recurrence
 
@@ -52,14 +53,14 @@ def _writes(into: Sequence[Tensor], device: torch.device) -> bool:
 
 def add_(
     tensors: Sequence[Tensor],
-    scale: float,
+    lattice: Lattice,
     keys: Sequence[bytes],
     divisor: float = 1.0,
     recurrence: Recurrence = FRESH,
     past: Tensor | None = None,
     into: Sequence[Tensor] | None = None,
 ) -> None:
-    """Add `scale` times the noise of `recurrence` to all `tensors` and divide by `divisor`, in place; the rows of `past` move on.
+    """Add the noise of `recurrence` to all `tensors`, on `lattice`, and divide by `divisor`, in place; the rows of `past` move on.
 
     With `into` the results are rounded to the types of these tensors and written there, and `tensors` are only read where that is
     the shorter way.
@@ -68,11 +69,12 @@ def add_(
     draw are a function of its key and of the sizes of the tensors. `past` holds the rows that the recurrence reads, the tensors side
     by side in each.
 
-    Guarantees: no two values of a draw use the same word of the keystream, but for the two of a pair, which share two words;
-    u = (k + 1/2) / 2^32 for a whole number k of 32 bits, so that small u, which make the tail, keep their full precision; a pair has at
-    most radius 6.77. Weights of the past are rounded toward zero, that of the step's own draw and the scale up. Sums and rows equal those
-    of the portable :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding. The kernel has shown on this device that
-    it does what it says (:mod:`dpfy.noise.proof`). Noise is added in float32, before anything is rounded to another type.
+    Guarantees: those of :func:`dpfy.noise.lattice.lay_`. No two values of a draw use the same word of the keystream, but for the two of a
+    pair, which share two words; u = (k + (m + 1/2) / 2^16) / 2^32 for the first word k and the last 16 bits m of the second, which is also
+    the angle, so that small u, which make the tail, keep their full precision; a pair has at most radius 8.24. Weights of the past are
+    rounded toward zero, that of the step's own draw and the scale up. Noise and rows equal those of the portable
+    :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding. The kernel has shown on this device that it does what it
+    says (:mod:`dpfy.noise.proof`). Noise is added in float32, before anything is rounded to another type.
     """
     if not tensors:
         return
@@ -83,21 +85,31 @@ def add_(
         _not_recorded()  # before the proof, which cannot be had there
         r = recurrence
         proof.require(tensors[0].device, bool(r.again), bool(r.weights) and not r.decay, len(r.decay), out[0].dtype)
-    launch(tensors, scale, keys, divisor, recurrence, past, out)
+    launch(tensors, lattice, keys, divisor, recurrence, past, out)
     if into is not None and out is tensors:
         torch._foreach_copy_(list(into), list(tensors))
 
 
+def draw_(tensors: Sequence[Tensor], key: bytes) -> None:
+    """Overwrite `tensors` with the draw of `key`: standard Gaussian noise by itself, on no lattice. Never for sums."""
+    if tensors and tensors[0].is_cuda:
+        from dpfy.noise import proof
+
+        _not_recorded()
+        proof.require(tensors[0].device, False, False, 0)
+    launch(tensors, None, [key], 1.0, FRESH, None, tensors)
+
+
 def launch(
     tensors: Sequence[Tensor],
-    scale: float,
+    lattice: Lattice | None,
     keys: Sequence[bytes],
     divisor: float,
     recurrence: Recurrence,
     past: Tensor | None,
     out: Sequence[Tensor],
 ) -> None:
-    """What :func:`add_` does, without asking for proof. The results go to `out`, which may be `tensors`."""
+    """What :func:`add_` does, without asking for proof; without a lattice, the noise alone. Results go to `out`, which may be `tensors`."""
     addresses, sizes = tuple([t.data_ptr() for t in tensors]), tuple([t.numel() for t in tensors])
     ends = addresses if out is tensors else tuple([t.data_ptr() for t in out])
     if not any(sizes):
@@ -110,9 +122,11 @@ def launch(
         weights = _weights(r.again, r.weights, r.decay, device, queue)
         again = _sent(torch.tensor([word for key in keys[1:] for word in _words(key)]), device) if r.again else at.table
         rows = at.table if past is None else past
+        on = lattice or Lattice(1.0, 1.0, 0.0)
         _add[(at.tiles * (LANES // WIDTH),)](
-            at.table, at.owners, *_words(keys[0]), single_up(1 / single(r.first)), single_up(scale * r.gain), divisor,
-            again, len(r.again), weights, rows, at.length, len(r.weights), r.keep,
+            at.table, at.owners, *_words(keys[0]), single_up(1 / single(r.first)), single_up(on.noise * r.gain),
+            1 / on.step, on.phase, on.step, divisor,
+            again, len(r.again), weights, rows, at.length, len(r.weights), r.keep, LATTICE=lattice is not None,
             LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)), OUT=_KINDS[out[0].dtype],
             AGAIN=bool(r.again), RING=bool(r.weights) and not r.decay, BUFFERS=len(r.decay), num_warps=WIDTH // 32,
         )  # fmt: skip
@@ -206,9 +220,11 @@ if triton is not None:
         """Two standard Gaussian values from two random words.
 
         The angle: two bits of `b` choose a quarter of the circle, the other thirty an angle x between -pi/4 and pi/4 in it, where a
-        few terms of the series of sine and cosine are exact to the last digit.
+        few terms of the series of sine and cosine are exact to the last digit. Where `a` is so small that float32 has digits left
+        below it, u goes on with the last 16 bits of `b`, whose weight in the angle is below a millionth.
         """
-        u = (a.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+        below = ((b & 0xFFFF).to(tl.float32) + 0.5) * 1.52587890625e-05
+        u = (a.to(tl.float32) + below) * 2.3283064365386963e-10
         radius = tl.sqrt(-2.0 * tl.log(tl.minimum(u, 1.0)))
         x = (b << 2).to(tl.int32, bitcast=True).to(tl.float32) * 3.6572951981678995e-10
         s = x * x
@@ -271,16 +287,17 @@ if triton is not None:
 
     @triton.jit
     def _finish(
-        y, target, out, scale, divisor, weights, past, stride, rows, keep, inside,
-        RING: tl.constexpr, BUFFERS: tl.constexpr, MASKED: tl.constexpr,
+        y, target, out, scale, inverse, phase, step, divisor, weights, past, stride, rows, keep, inside,
+        RING: tl.constexpr, BUFFERS: tl.constexpr, LATTICE: tl.constexpr, MASKED: tl.constexpr,
     ):  # fmt: skip
-        """Correlate with the past, add to the sums, divide, and round to the type of the result."""
+        """Correlate with the past, add to the sums on the lattice, divide, and round to the type of the result."""
         if RING:
             for r in range(rows):
                 # A row's number times its length can pass 2^31.
                 y += tl.load(weights + r) * _load(past + tl.cast(r, tl.int64) * stride, inside, MASKED)
             tl.store(past + tl.cast(keep, tl.int64) * stride, y, mask=inside)
-        total = _load(target, inside, MASKED)
+        if LATTICE:
+            moved = _load(target, inside, MASKED) * inverse + phase
         held = ()  # all buffers are read before one is written
         for j in tl.static_range(BUFFERS):
             held = held + (_load(past + j * stride, inside, MASKED),)
@@ -288,12 +305,14 @@ if triton is not None:
             y += tl.load(weights + j) * held[j]
         for j in tl.static_range(BUFFERS):
             tl.store(past + j * stride, tl.load(weights + BUFFERS + j) * held[j] + y, mask=inside)
-        tl.store(out, (total + scale * y) / divisor, mask=inside)
+        if LATTICE:
+            y = (tl.floor(moved + scale * y) + 0.5) * step / divisor
+        tl.store(out, y, mask=inside)
 
     @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "draws", "stride", "rows", "keep"])
     def _add(
-        table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, divisor,
-        again, draws, weights, past, stride: tl.int64, rows, keep,
+        table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, inverse, phase, step, divisor,
+        again, draws, weights, past, stride: tl.int64, rows, keep, LATTICE: tl.constexpr,
         LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
         PIECES: tl.constexpr, OUT: tl.constexpr, AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
     ):  # fmt: skip
@@ -328,12 +347,12 @@ if triton is not None:
             place = (block % LANES).to(tl.int32)[:, None] + (PIECES * tl.arange(0, 16 // PIECES) + k)[None, :] * LANES
             if left >= 16 * LANES:  # apart, because so many masks are more than there are registers for them
                 _finish(
-                    y, target + place, out + place, scale, divisor, weights, past + place, stride, rows, keep, None,
-                    RING, BUFFERS, False,
+                    y, target + place, out + place, scale, inverse, phase, step, divisor, weights, past + place, stride,
+                    rows, keep, None, RING, BUFFERS, LATTICE, False,
                 )  # fmt: skip
             else:
                 inside = place < left.to(tl.int32)
                 _finish(
-                    y, target + place, out + place, scale, divisor, weights, past + place, stride, rows, keep, inside,
-                    RING, BUFFERS, True,
+                    y, target + place, out + place, scale, inverse, phase, step, divisor, weights, past + place, stride,
+                    rows, keep, inside, RING, BUFFERS, LATTICE, True,
                 )  # fmt: skip

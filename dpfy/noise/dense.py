@@ -70,6 +70,10 @@ class Dense:
         exact = sensitivity.dense(self.encoder(steps), participation)
         return exact if all(v >= 0 for row in self.rows for v in row) else exact * (1 + SIGNED)
 
+    def fresh(self, step: int) -> float:
+        """One over the entry on the diagonal."""
+        return 1 / self.rows[min(step, len(self.rows) - 1)][-1]
+
     def init(self, like: Grads) -> State:
         """Room for the first output; doubles as the run goes on."""
         return memory.stack(like, 1)

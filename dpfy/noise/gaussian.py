@@ -19,9 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfy.core.random import Randomness
+from dpfy.noise.lattice import Lattice, lay_
 
 CHUNK, LARGE_CHUNK = 1 << 17, 1 << 19
 """Values made at a time, for few and for many: small enough for the cache, large enough that calls do not count (measured)."""
+
+TAIL = 2.0**-44
+"""Squares of u below which float32 noise takes more digits: one value in four million."""
 
 _NUMPY_IS_FAST = sys.platform == "linux" and torch.backends.cpu.get_cpu_capability() == "AVX512"
 """Whether NumPy has vector code for log2 and tan; else it goes value by value, and torch, slower than that vector code, does not."""
@@ -32,7 +36,7 @@ def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: 
 
     Guarantees: each step and stream has its own key; inside a step the parameters take consecutive, disjoint parts of one sequence,
     so no two values of a run are ever the same draw. Values are float64 if any parameter is, else float32. In float32 a pair of
-    values has at most radius 6.66 (beyond lies a probability of 2.3e-10), in float64 9.4.
+    values has at most radius 8.15 (beyond lies a probability of 3.6e-15), in float64 9.4.
     """
     device = next(iter(like.values())).device if like else torch.device("cpu")
     dtype = dtype_of(like)
@@ -44,11 +48,21 @@ def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: 
     else:
         flat = torch.zeros(total, device=device, dtype=dtype)
     parts = flat.split([t.numel() for t in like.values()]) if like else ()
-    if device.type != "cpu" and not _add_by_counter(parts, 1.0, randomness.key(stream, step, 32)):
-        generator = torch.Generator(device=device)
-        generator.manual_seed(int.from_bytes(randomness.key(stream, step, 8), "little") >> 1)
-        flat.normal_(generator=generator)
+    if device.type != "cpu" and not _drawn_by_counter(parts, randomness.key(stream, step, 32)):
+        generator = _generator(device, randomness, stream, step)
+        for piece in flat.split(1 << 24):  # by double precision, whose tail is longer
+            piece.copy_(torch.empty_like(piece, dtype=torch.float64).normal_(generator=generator))
     return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
+
+
+def _drawn_by_counter(parts: Sequence[Tensor], key: bytes) -> bool:
+    """Draw in one launch, on a GPU; False where that cannot be."""
+    from dpfy.noise import chacha
+
+    if not chacha.usable(parts):
+        return False
+    chacha.draw_(parts, key)
+    return True
 
 
 def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
@@ -58,62 +72,45 @@ def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
 
 def add_(
     sums: Mapping[str, Tensor],
-    scale: float,
+    lattice: Lattice,
     randomness: Randomness,
     stream: str,
     step: int,
     divisor: float = 1.0,
     into: Sequence[Tensor] | None = None,
 ) -> None:
-    """Add `scale` times ``draw(sums, randomness, stream, step)`` to `sums` and divide them by `divisor`, in place; with `into`, the
+    """Add ``draw(sums, randomness, stream, step)`` to `sums`, both on `lattice`, and divide by `divisor`, in place; with `into`, the
     results are rounded to the types of these tensors and written there.
 
-    All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made, and each part of
-    them is read and written once; there the ratio of noise to sum is rounded up.
+    All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made; the scale of
+    the noise is rounded up. Guarantees: those of :func:`dpfy.noise.lattice.lay_`.
     """
-    if any(t.device.type != "cpu" for t in sums.values()):
-        many = list(sums.values())
-        if not _add_by_counter(many, scale, randomness.key(stream, step, 32), divisor, into):
-            add_and_divide_(many, list(draw(sums, randomness, stream, step).values()), scale, divisor, into)
+    many = list(sums.values())
+    if any(t.device.type != "cpu" for t in many):
+        from dpfy.noise import chacha
+
+        if chacha.usable(many):
+            chacha.add_(many, lattice, [randomness.key(stream, step, chacha.KEY_BYTES)], divisor, into=into)
+        else:
+            add_drawn_(sums, draw(sums, randomness, stream, step), lattice, divisor, into)
         return
-    rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
-    sizes = [t.numel() for t in sums.values()]
-    target, done, weight = 0, 0, 1 / divisor
-    for _, values in _pairs(sum(sizes), dtype_of(sums), randomness.keystream(stream, step), scale / divisor):
-        used, length = 0, values.numel()
-        while used < length:
-            row, size = rows[target], sizes[target]
-            room = min(size - done, length - used)
-            part = values if room == length else values[used : used + room]
-            onto = row if room == size else row[done : done + room]
-            torch.add(part, onto, alpha=weight, out=onto)
-            used, done = used + room, done + room
-            if done == size:
-                target, done = target + 1, 0
-    for t, row in zip(sums.values(), rows, strict=True):
-        if row.data_ptr() != t.data_ptr():
-            t.copy_(row.view(t.shape))
-    _put(into, list(sums.values()))
+    total = sum(t.numel() for t in many)
+    noise = (values for _, values in _pairs(total, dtype_of(sums), randomness.keystream(stream, step), lattice.noise))
+    lay_(many, noise, lattice, divisor)
+    _put(into, many)
 
 
-def _add_by_counter(
-    sums: Sequence[Tensor], scale: float, key: bytes, divisor: float = 1.0, into: Sequence[Tensor] | None = None
-) -> bool:
-    """Add and divide in one launch, on a GPU; False where that cannot be."""
-    from dpfy.noise import chacha
-
-    if not chacha.usable(sums):
-        return False
-    chacha.add_(sums, scale, [key], divisor, into=into)
-    return True
-
-
-def add_and_divide_(
-    sums: list[Tensor], noise: list[Tensor], scale: float, divisor: float, into: Sequence[Tensor] | None = None
+def add_drawn_(
+    sums: Mapping[str, Tensor],
+    noise: Mapping[str, Tensor],
+    lattice: Lattice,
+    divisor: float = 1.0,
+    into: Sequence[Tensor] | None = None,
 ) -> None:
-    """(sum + scale noise) / divisor, in place, and rounded into `into` where it is given."""
-    torch._foreach_add_(sums, noise, alpha=scale)
-    divide_(sums, divisor, into)
+    """The same for noise at unit scale that is there already."""
+    many = list(sums.values())
+    lay_(many, _in_steps([noise[name] for name in sums], lattice), lattice, divisor)
+    _put(into, many)
 
 
 def divide_(sums: list[Tensor], divisor: float, into: Sequence[Tensor] | None = None) -> None:
@@ -128,13 +125,27 @@ def _put(into: Sequence[Tensor] | None, sums: list[Tensor]) -> None:
         torch._foreach_copy_(list(into), sums)
 
 
+def _in_steps(noise: Sequence[Tensor], lattice: Lattice) -> Iterator[Tensor]:
+    """Noise at unit scale in steps of `lattice`, rounded up, a piece at a time."""
+    for t in noise:
+        real = np.float64 if t.dtype == torch.float64 else np.float32
+        factor = float(np.nextafter(real(lattice.noise), real(math.inf)))
+        for piece in t.reshape(-1).split(CHUNK if t.device.type == "cpu" else max(t.numel(), 1)):
+            yield piece * factor
+
+
+def _generator(device: torch.device, randomness: Randomness, stream: str, step: int) -> torch.Generator:
+    generator = torch.Generator(device=device)
+    return generator.manual_seed(int.from_bytes(randomness.key(stream, step, 8), "little") >> 1)
+
+
 def _pairs(
     count: int, dtype: torch.dtype, fill: Callable[[memoryview], None], scale: float | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """`count` values from a keystream as (start, values), a chunk at a time, in memory that the next chunk overwrites."""
     size = LARGE_CHUNK if count >= 4 * LARGE_CHUNK else CHUNK
     whole = _Scratch.held(dtype, size)
-    factor = None if scale is None else whole.rounded_up(scale)
+    factor = None if scale is None else whole.squared(scale)
     for start in range(0, count, size):
         left = count - start
         scratch = whole if left >= size else whole.part((left + 1) // 2)
@@ -178,28 +189,34 @@ class _Scratch:
             self.parts[pairs] = _Scratch(*flat)
         return self.parts[pairs]
 
-    def rounded_up(self, scale: float) -> NDArray[Any]:
-        """The next number above `scale`."""
+    def squared(self, scale: float) -> NDArray[Any]:
+        """What turns binary logarithms of u^2 into squares of radii times `scale`: rounded to more noise, not less."""
         real = self.radius.dtype.type
-        return np.array(np.nextafter(real(scale), real(math.inf)))
+        exact, more = -math.log(2) * scale**2, real(-math.inf)
+        return np.array(np.nextafter(np.nextafter(real(exact), more), more))
+
+    def _go_on(self, where: NDArray[np.bool_]) -> None:
+        """Squares of u with 16 more digits, the last of the second word, where there are so few that the tail would show them."""
+        first, second = (whole[where].astype(np.int64) for whole in self.integers)
+        self.radius[where] = ((first + ((second & 0xFFFF) + 0.5) / 2**16) / 2**self.places) ** 2
 
     def transform(self, factor: NDArray[Any] | None = None) -> Tensor:
-        """The values for the random bits in `bits`, times `factor` where it is given.
+        """The values for the random bits in `bits`; with a `factor` of :meth:`squared`, times its scale.
 
         u is |k| / 2^b for a signed whole number k of b = 31 or 63 bits and a sign (2^-(b+1) for k = 0): small u, which make the tail,
-        keep their full precision. u is kept below 1, where a logarithm that errs could be positive, by a last digit: r is longer, never
-        shorter, than the formula's. a is uniform between -pi/2 and pi/2; with t = tan(a) and w = 2 r / (1 + t^2), the pair is w - r
-        and t w: one transcendental function in the place of two.
+        keep their full precision, and below 2^-22 have more of it in float32. u is kept below 1, where a logarithm that errs could be
+        positive, by a last digit: r is longer, never shorter, than the formula's. a is uniform between -pi/2 and pi/2; with t = tan(a)
+        and w = 2 r / (1 + t^2), the pair is w - r and t w: one transcendental function in the place of two.
         """
         (first, second), radius, (w, t) = self.integers, self.radius, self.values
         r, w_tensor, t_tensor = self.tensors
         np.copyto(radius, first, casting="unsafe")
         torch.addcmul(self.smallest, r, r, value=self.below_one, out=r)
+        if self.places < 32 and radius.min() < TAIL:
+            self._go_on(radius < TAIL)
         _log2(radius, r)
-        np.multiply(radius, self.natural, radius)
+        np.multiply(radius, self.natural if factor is None else factor, radius)
         np.sqrt(radius, radius)
-        if factor is not None:
-            np.multiply(radius, factor, radius)
         np.copyto(t, second, casting="unsafe")
         np.multiply(t, self.turn, t)
         _tan(t, t_tensor)

@@ -1,8 +1,8 @@
 """Before the noise kernel is trusted on a device it shows there that its noise is the right noise, against plain arithmetic.
 
 A compiler that gets a shift or a rounding wrong would leave training as it was and the guarantee void. So each form of the kernel is
-run once, on a few thousand values with fixed keys, before the first release that uses it; ChaCha, the transform and the recurrence are
-done again here, word by word in NumPy, in double precision.
+run on a few thousand values with fixed keys before the first release that uses it; ChaCha, the transform, the recurrence and the lattice
+are done again here, word by word in NumPy, in double precision.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from torch import Tensor
 
 from dpfy.core.errors import Unsupported
 from dpfy.noise import chacha
+from dpfy.noise.lattice import Lattice
 from dpfy.noise.series import single, single_up
 from dpfy.noise.strategy import Recurrence
 
 SIZES = (5, chacha.TILE + 13, 3)
-SCALE, DIVISOR = 0.7, 3.0
+DIVISOR = 3.0
+FINE, COARSE = Lattice(2.0**-20, 0.7 * 2**20, 5000.0), Lattice.of(0.7, torch.float32, 0.3)
+"""The same noise on a lattice so fine that it hides nothing, with a phase that shows, and on one as releases use it."""
+
 TOLERANCE = 1e-4
 """Well above what float32 and a device's own logarithm do to values of this size, and below any mistake that would matter."""
 
@@ -34,7 +38,7 @@ def require(device: torch.device, again: bool, ring: bool, buffers: int, kind: t
     if kind is not torch.float32:
         require(device, again, ring, buffers)  # where rounding hides nothing
     recurrence = _example(again, ring, buffers)
-    if (gap := disagreement(device, recurrence, kind)) > TOLERANCE:
+    if (gap := max(disagreement(device, recurrence, kind), off_lattice(device, recurrence, kind))) > TOLERANCE:
         what = f"the noise kernel on {device}: it is off by {gap:.1e} where at most {TOLERANCE:.0e} is rounding"
         raise Unsupported(what, "train on a CPU, or with parameters in float64, and report this")
 
@@ -49,7 +53,26 @@ def _example(again: bool, ring: bool, buffers: int) -> Recurrence:
 
 
 def disagreement(device: torch.device, recurrence: Recurrence, kind: torch.dtype = torch.float32) -> float:
-    """The largest distance of the kernel's sums and rows from those worked out here, beyond what rounding to `kind` may do."""
+    """The largest distance of the kernel's values and rows from those worked out here, beyond what rounding to `kind` may do."""
+    out, exact, past, after = _tried(device, recurrence, kind, FINE)
+    gap = _gap(out, exact * FINE.step / DIVISOR)
+    return gap if past is None else max(gap, _gap(past, after))
+
+
+def off_lattice(device: torch.device, recurrence: Recurrence, kind: torch.dtype = torch.float32) -> float:
+    """The largest distance of the kernel's values, on a lattice as releases use it, from the points of the cells in which those worked
+    out here lie."""
+    out, exact, _, _ = _tried(device, recurrence, kind, COARSE)
+    weight, cell = COARSE.step / DIVISOR, np.floor(exact)
+    near = np.clip(np.round(out.double().cpu().numpy() / weight - 0.5), cell - 1, cell + 1)
+    beyond = np.maximum(near - exact, exact - near - 1) * weight  # from the cell of the value, where it is another one
+    return max(_gap(out, (near + 0.5) * weight), float(beyond.max()))
+
+
+def _tried(
+    device: torch.device, recurrence: Recurrence, kind: torch.dtype, lattice: Lattice
+) -> tuple[Tensor, NDArray[np.float64], Tensor | None, NDArray[np.float64]]:
+    """What the kernel releases, what it should release in steps and before the floor, the rows it leaves, and those it should leave."""
     keys = [bytes((37 * i + 11 * j) % 256 for i in range(chacha.KEY_BYTES)) for j in range(1 + len(recurrence.again))]
     draw = np.random.default_rng(1)
     sums = [draw.standard_normal(n).astype(np.float32) for n in SIZES]
@@ -57,21 +80,18 @@ def disagreement(device: torch.device, recurrence: Recurrence, kind: torch.dtype
     found = [torch.from_numpy(part.copy()).to(device) for part in sums]
     past = torch.from_numpy(rows.copy()).to(device) if len(rows) else None
     out = found if kind is torch.float32 else [torch.empty_like(part, dtype=kind) for part in found]
-    chacha.launch(found, SCALE, keys, DIVISOR, recurrence, past, out)
+    chacha.launch(found, lattice, keys, DIVISOR, recurrence, past, out)
     y = (_values(keys[0]) + sum(single(w) * _values(key) for w, key in zip(recurrence.again, keys[1:], strict=True))) / single(
         recurrence.first
     )
     y = y + sum(single(w) * row.astype(np.float64) for w, row in zip(recurrence.weights, rows, strict=True))
-    total = (np.concatenate(sums) + single_up(SCALE * recurrence.gain) * y) / DIVISOR
-    gap = _gap(torch.cat(out), total)
-    if past is None:
-        return gap
+    exact = np.concatenate(sums) / lattice.step + lattice.phase + single_up(lattice.noise * recurrence.gain) * y
     after = rows.astype(np.float64)
     if recurrence.decay:
         after = after * np.array([[single(t)] for t in recurrence.decay]) + y
-    else:
+    elif past is not None:
         after[recurrence.keep] = y
-    return max(gap, _gap(past, after))
+    return torch.cat(out), exact, past, after
 
 
 def _gap(found: Tensor, expected: NDArray[np.float64]) -> float:
@@ -113,7 +133,8 @@ def _words(blocks: NDArray[np.uint64], key: bytes) -> NDArray[np.uint32]:
 
 def _pairs(words: NDArray[np.uint32]) -> NDArray[np.float64]:
     """Box and Muller's pairs from words 2 i and 2 i + 1: radius and angle, the angle as a quarter of the circle and a rest."""
-    radius = np.sqrt(np.maximum(0.0, -2.0 * np.log((words[0::2] + 0.5) / 2.0**32)))
+    below = ((words[1::2] & np.uint32(0xFFFF)) + 0.5) / 2.0**16
+    radius = np.sqrt(np.maximum(0.0, -2.0 * np.log((words[0::2] + below) / 2.0**32)))
     quarter, rest = words[1::2] >> np.uint32(30), (words[1::2] << np.uint32(2)).view(np.int32) / 2.0**31 * np.pi / 4
     angle = np.choose(quarter, [rest, np.pi / 2 - rest, np.pi + rest, -np.pi / 2 - rest])
     made = np.empty(words.shape, dtype=np.float64)

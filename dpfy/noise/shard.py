@@ -49,4 +49,8 @@ class Shard:
 
     def stream(self, whole: NoiseStream) -> NoiseStream:
         """The noise stream of this shard. Under the same name two shards would add the same numbers to different coordinates."""
-        return whole if self.count == 1 else replace(whole, name=f"{whole.name} shard {self.index} of {self.count}")
+        return (
+            whole
+            if self.count == 1
+            else replace(whole, name=f"{whole.name} shard {self.index} of {self.count}", shards=self.count)
+        )

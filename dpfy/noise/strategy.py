@@ -29,6 +29,9 @@ class Strategy(Protocol):
     def sensitivity(self, participation: Participation, steps: int) -> float:
         """The largest L2 norm of C u over all contributions u of norm 1 per step that `participation` allows, rounded up."""
 
+    def fresh(self, step: int) -> float:
+        """About the weight of the draws of `step` in its noise at unit scale, public: it sets the lattice of the release."""
+
     def init(self, like: Grads) -> State:
         """The state before the first step: named tensors, fit for a checkpoint."""
 
@@ -59,6 +62,11 @@ class Recurrence:
         """Whether the noise is the step's own draw, up to a factor."""
         return not self.again and not self.weights
 
+    @property
+    def fresh(self) -> float:
+        """The weight of the step's own draw."""
+        return self.gain / self.first
+
 
 FRESH = Recurrence()
 
@@ -69,6 +77,10 @@ class Recurrent(ABC):
     @abstractmethod
     def recurrence(self, step: int) -> Recurrence:
         """What `step` does."""
+
+    def fresh(self, step: int) -> float:
+        """The weight of the step's own draw."""
+        return self.recurrence(step).fresh
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """The noise of `step` at unit scale, by the portable route; the state is changed in place."""

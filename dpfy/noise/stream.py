@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from dpfy.core import check
@@ -14,6 +15,7 @@ from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded, Private
 from dpfy.noise import gaussian, memory
+from dpfy.noise.lattice import Lattice, with_rounding
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
 
 Ends = Sequence[Tensor] | None
@@ -25,9 +27,10 @@ class NoiseStream:
     """Adds the noise of one step to the bounded sum of that step.
 
     `scale` is the noise multiplier times the strategy's sensitivity; the standard deviation is `scale` times the bound that the sum
-    carries, so there is one owner of the clip norm. The noise of step s is a function of (secret, name, s) alone. The noisy sum is
-    divided by `divisor`, which is public, while it is at hand. With `in_place` the released value takes the memory of the sum, which
-    must not be used afterwards, not even where the value went elsewhere; otherwise the sum is left as it is.
+    carries (a little more, for the rounding of sums), so there is one owner of the clip norm. The noise of step s is a function of
+    (secret, name, s) alone. The noisy sum is divided by `divisor`, which is public, while it is at hand. With `in_place` the released
+    value takes the memory of the sum, which must not be used afterwards, not even where the value went elsewhere; otherwise the sum
+    is left as it is. `shards` is the number of streams that share one contribution's coordinates (:mod:`dpfy.noise.shard`).
     """
 
     strategy: Strategy
@@ -36,8 +39,10 @@ class NoiseStream:
     name: str = "noise"
     divisor: float = 1.0
     in_place: bool = False
+    shards: int = 1
 
     def __post_init__(self) -> None:
+        check.integer("shards", self.shards)
         check.nonnegative("noise scale", self.scale)
         check.positive("divisor", self.divisor)
 
@@ -55,7 +60,10 @@ class NoiseStream:
 
         Guarantees: refuses a step that `permit` does not cover, an `into` of other names or shapes, and an unbounded sum unless the
         scale is zero (a run without privacy, billed as such). Every parameter gets noise at every step, also when the batch was
-        empty. Noise is added in float32 or wider, before any rounding to a narrower type.
+        empty. Noise is added in float32 or wider, before any rounding to a narrower type. With noise, every released value is
+        (k + 1/2) step / divisor for a whole number k and a step that plan, shapes and types decide, not the data
+        (:mod:`dpfy.noise.lattice`); what is left of the difference between this noise and a real Gaussian is stated in
+        docs/decisions.md.
         """
         permit.check(step)
         if self.scale and math.isinf(total.bound.l2):
@@ -66,22 +74,28 @@ class NoiseStream:
         if self.scale == 0:
             gaussian.divide_(list(noisy.values()), self.divisor, ends)
         else:
-            state = self._add_(noisy, self.scale * total.bound.l2, step, state, ends)
+            state = self._add_(noisy, self._lattice(noisy, total.bound.l2, dtype, step), step, state, ends)
         return Private(noisy if into is None else into), state
 
-    def _add_(self, sums: Grads, scale: float, step: int, state: State, into: Ends) -> State:
+    def _lattice(self, sums: Grads, bound: float, dtype: torch.dtype, step: int) -> Lattice:
+        """Where the values of `step` will lie, a function of public things alone; and the secret phase at which it is met."""
+        fresh, count = self.strategy.fresh(step), self.shards * sum([t.numel() + 1 for t in sums.values()])
+        drawn = int.from_bytes(self.randomness.key(f"{self.name} rounding", step, 8), "little")
+        return Lattice.of(with_rounding(self.scale, bound, count, dtype, fresh), dtype, (drawn + 0.5) / 2**64 - 0.5, fresh)
+
+    def _add_(self, sums: Grads, lattice: Lattice, step: int, state: State, into: Ends) -> State:
         """Add the noise of `step` and divide: where the sums are if the step is a recurrence, else drawn first."""
-        if isinstance(self.strategy, Recurrent) and self._added(self.strategy.recurrence(step), sums, scale, step, state, into):
+        if isinstance(self.strategy, Recurrent) and self._added(self.strategy.recurrence(step), sums, lattice, step, state, into):
             return state
         unit, state = self.strategy.next(step, lambda s: gaussian.draw(sums, self.randomness, self.name, s), state)
-        gaussian.add_and_divide_(list(sums.values()), [unit[name] for name in sums], scale, self.divisor, into)
+        gaussian.add_drawn_(sums, unit, lattice, self.divisor, into)
         return state
 
-    def _added(self, recurrence: Recurrence, sums: Grads, scale: float, step: int, state: State, into: Ends) -> bool:
+    def _added(self, recurrence: Recurrence, sums: Grads, lattice: Lattice, step: int, state: State, into: Ends) -> bool:
         """Make the noise where it is added, one pass for all; False, and nothing done, where that cannot be."""
         if recurrence.is_fresh:
-            factor = recurrence.gain / recurrence.first
-            gaussian.add_(sums, scale * factor, self.randomness, self.name, step, self.divisor, into)
+            scaled = replace(lattice, noise=lattice.noise * recurrence.fresh)
+            gaussian.add_(sums, scaled, self.randomness, self.name, step, self.divisor, into)
             return True
         from dpfy.noise import chacha
 
@@ -92,7 +106,7 @@ class NoiseStream:
         if past is not None and not past.is_contiguous():
             return False
         keys = [self.randomness.key(self.name, step - back, chacha.KEY_BYTES) for back in range(1 + len(recurrence.again))]
-        chacha.add_(many, scale, keys, self.divisor, recurrence, past, into)
+        chacha.add_(many, lattice, keys, self.divisor, recurrence, past, into)
         return True
 
 

@@ -61,6 +61,10 @@ class SquareRoot(Toeplitz):
         """1, -1/2, -1/8, -1/16, ..."""
         return series.inverse_square_root(steps)
 
+    def fresh(self, step: int) -> float:
+        """1: the draw itself."""
+        return 1.0
+
     def init(self, like: Grads) -> State:
         """Room for the first draw; doubles as the run goes on."""
         return memory.stack(like, 1)

@@ -109,6 +109,10 @@ class Tree:
 
     # --- streaming ----------------------------------------------------------------------------------------------------------
 
+    def fresh(self, step: int) -> float:
+        """1: a node's own draw; what an estimator makes of it and of those below keeps more than half of it."""
+        return 1.0
+
     def init(self, like: Grads) -> State:
         """No node yet."""
         return {}

@@ -61,7 +61,7 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
 
 def _noise_maker(device: torch.device) -> str:
     """What turns keys into noise: another one would give other noise to a step that is made again."""
-    return "keystream 2" if device.type == "cpu" else "kernel 2" if chacha.triton is not None else "generator"
+    return "keystream 3" if device.type == "cpu" else "kernel 3" if chacha.triton is not None else "generator 2"
 
 
 def restore_or_begin(training: PrivateTraining) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from dpfy.core.random import Randomness
 from dpfy.noise import gaussian
+from dpfy.noise.lattice import Lattice
 
 RANDOMNESS = Randomness.for_tests(3)
 DTYPES = [torch.float32, torch.float64]
@@ -17,6 +18,12 @@ DTYPES = [torch.float32, torch.float64]
 
 def one(count, dtype=torch.float32, step=0):
     return gaussian.draw({"x": torch.empty(count, dtype=dtype)}, RANDOMNESS, "noise", step)["x"]
+
+
+def fine(scale, dtype=torch.float32):
+    """A lattice for noise of this scale, so fine that it is as good as continuous."""
+    step = 2.0 ** (math.frexp(scale)[1] - (20 if dtype == torch.float32 else 48))
+    return Lattice(step, scale / step, 0.3)
 
 
 def filled(scratch, value):
@@ -52,7 +59,7 @@ def test_values_are_the_formula(dtype, whole, tolerance):
 
 
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize(("dtype", "radius"), [(torch.float32, 6.661), (torch.float64, 9.42)])
+@pytest.mark.parametrize(("dtype", "radius"), [(torch.float32, 8.158), (torch.float64, 9.42)])
 def test_extreme_bits_give_finite_values_inside_the_stated_radius(monkeypatch, dtype, radius, fast):
     monkeypatch.setattr(gaussian, "_NUMPY_IS_FAST", fast)
     scratch = gaussian._Scratch.held(dtype, gaussian.CHUNK).part(8)
@@ -88,9 +95,13 @@ def test_adding_is_drawing(dtype, divisor):
     sums["c"] = sums["c"].t().contiguous().t()
     unit = gaussian.draw(sums, RANDOMNESS, "noise", 4)
     expected = {name: torch.add(sums[name], unit[name], alpha=0.3) / divisor for name in sums}
-    gaussian.add_(sums, 0.3, RANDOMNESS, "noise", 4, divisor)
+    apart = {name: t.clone() for name, t in sums.items()}
+    gaussian.add_(sums, fine(0.3, dtype), RANDOMNESS, "noise", 4, divisor)
+    gaussian.add_drawn_(apart, unit, fine(0.3, dtype), divisor)
+    tolerance = 4e-6 if dtype == torch.float32 else 1e-12
     for name in sums:
-        torch.testing.assert_close(sums[name], expected[name], rtol=1e-6, atol=1e-6 / divisor)
+        torch.testing.assert_close(sums[name], expected[name], rtol=1e-6, atol=tolerance / divisor)
+        torch.testing.assert_close(apart[name], expected[name], rtol=1e-6, atol=tolerance / divisor)
 
 
 def test_many_values_are_made_in_large_chunks_of_the_same_kind():
@@ -98,8 +109,8 @@ def test_many_values_are_made_in_large_chunks_of_the_same_kind():
 
     count = 4 * gaussian.LARGE_CHUNK + 5
     unit, sums = one(count), {"x": torch.zeros(count)}
-    gaussian.add_(sums, 2.0, RANDOMNESS, "noise", 0)
-    torch.testing.assert_close(sums["x"], 2 * unit, rtol=1e-6, atol=5e-6)
+    gaussian.add_(sums, fine(2.0), RANDOMNESS, "noise", 0)
+    torch.testing.assert_close(sums["x"], 2 * unit, rtol=1e-6, atol=5e-5)
     assert kstest(unit.double().numpy(), "norm").pvalue > 1e-7
     assert len(unit.unique()) > 0.8 * count  # nothing is repeated from chunk to chunk
     halves = unit[: 4 * gaussian.LARGE_CHUNK].double().view(-1, 2, gaussian.LARGE_CHUNK // 2)
@@ -109,13 +120,28 @@ def test_many_values_are_made_in_large_chunks_of_the_same_kind():
 
 @pytest.mark.parametrize("scale", [1e-30, 0.1, 1.1, 3.0, 1e20])
 @pytest.mark.parametrize("divisor", [1.0, 3.0, 1e5, 0.7])
-def test_noise_is_never_smaller_than_asked(scale, divisor):
-    """Against the same draw at unit scale, in units of the sum: rounding may only enlarge it, and by a millionth at most."""
-    sums, ones = {"x": torch.zeros(1000)}, torch.ones(1)
-    gaussian.add_(sums, scale, RANDOMNESS, "noise", 0, divisor)
-    weight_of_sum = float(torch.add(torch.zeros(1), ones, alpha=1 / divisor))
-    ratio = sums["x"].double().norm() / weight_of_sum / one(1000).double().norm() / scale
-    assert 1 <= ratio < 1 + 1e-6
+def test_noise_is_never_smaller_than_asked(monkeypatch, scale, divisor):
+    """Against the same draw at unit scale, in steps, before the floor: rounding may only enlarge it, and by a millionth at most."""
+    lattice, seen = Lattice.of(scale, torch.float32, 0.3), []
+    sums = {"x": torch.zeros(1000)}
+    monkeypatch.setattr(gaussian, "lay_", lambda sums, noise, *rest: seen.extend([t.clone() for t in noise]))
+    gaussian.add_(sums, lattice, RANDOMNESS, "noise", 0, divisor)
+    unit = gaussian.draw(sums, RANDOMNESS, "noise", 0)
+    gaussian.add_drawn_(sums, unit, lattice, divisor)
+    for steps in seen:
+        ratio = steps.double().norm() * lattice.step / one(1000).double().norm() / scale
+        assert 1 <= ratio < 1 + 1e-6
+
+
+def test_no_two_steps_share_an_address():
+    """However far they are apart: an address that wraps after 2^8, 2^16 or 2^32 steps would use noise twice."""
+    steps = sorted({0, 1, *(2**b + extra for b in (7, 8, 15, 16, 24, 31, 32, 48, 63) for extra in (-1, 0, 1))})
+    streams = ["noise", "noise rounding", "noise shard 1 of 2", "sampling"]
+    keys = [RANDOMNESS.key(stream, step, size) for stream in streams for step in steps for size in (8, 16, 32, 64)]
+    assert len({key[:8] for key in keys}) == len(keys)
+    assert not torch.equal(one(8, step=3), one(8, step=3 + 2**16))
+    draws = [RANDOMNESS.generator("sampling", step).integers(2**62) for step in steps]
+    assert len(set(draws)) == len(steps)
 
 
 def test_threads_and_company_do_not_change_the_sequence():

@@ -18,7 +18,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise import chacha, gaussian
+from dpfy.noise import chacha, gaussian, lattice
 from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
 from dpfy.noise.blt import Blt
 from dpfy.noise.inverse import cancelling, inverse_square_root_banded
@@ -84,7 +84,7 @@ def _drawn(step: int) -> Grads:
     like = sums(0)
     flat = torch.zeros(sum(t.numel() for t in like.values()), device=DEVICE)
     parts = flat.split([t.numel() for t in like.values()])
-    chacha.add_(parts, 1.0, [RANDOMNESS.key("noise", step, chacha.KEY_BYTES)])
+    chacha.draw_(parts, RANDOMNESS.key("noise", step, chacha.KEY_BYTES))
     return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
 
 
@@ -97,13 +97,19 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the interpreter's tensors, which are the CPU's, go to the kernel, and fail where the stream goes another way."""
     monkeypatch.setattr(chacha, "usable", lambda tensors: True)
     if not CUDA:
-        monkeypatch.setattr(gaussian, "add_", lambda s, scale, r, name, step, divisor, into: chacha.add_(
-            list(s.values()), scale, [r.key(name, step, chacha.KEY_BYTES)], divisor, into=into))  # fmt: skip
-    monkeypatch.setattr(gaussian, "add_and_divide_", None)
+        monkeypatch.setattr(gaussian, "add_", lambda s, lattice, r, name, step, divisor, into: chacha.add_(
+            list(s.values()), lattice, [r.key(name, step, chacha.KEY_BYTES)], divisor, into=into))  # fmt: skip
+    monkeypatch.setattr(gaussian, "add_drawn_", None)
+
+
+@pytest.fixture
+def fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lattice so fine that it hides nothing: its step is far below float32 rounding of the noise."""
+    monkeypatch.setattr(lattice, "FINENESS", 2**19)
 
 
 @needs_kernel
-@pytest.mark.usefixtures("kernel")
+@pytest.mark.usefixtures("kernel", "fine")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_one_launch_is_the_portable_route(name: str) -> None:
     strategy = STRATEGIES[name]
@@ -177,6 +183,7 @@ def test_a_state_that_is_not_the_steps_own_raises_before_anything_is_changed(nam
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.usefixtures("fine")
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("case", ["float64", "not contiguous", "past not contiguous"])
 def test_what_the_kernel_cannot_take_goes_the_portable_way(name: str, case: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from dpfy.core.errors import Unsupported
 from dpfy.core.random import Randomness
 from dpfy.noise import chacha, gaussian, memory, proof
+from dpfy.noise.lattice import Lattice, lay_
 from dpfy.noise.strategy import Recurrence
 
 CUDA = torch.cuda.is_available()
@@ -43,13 +45,15 @@ Round = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 
 
 def portable(
-    change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t, rounded: Round = lambda t, kind: t.to(kind)
+    change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
+    rounded: Round = lambda t, kind: t.to(kind),
+    laid: Callable[..., None] = lay_,
 ) -> Callable[..., None]:
-    """Stands in for the kernel: the portable route on the draws of the proof; `change` spoils the draws."""
+    """Stands in for the kernel: the portable route on the draws of the proof; `change` spoils the draws, `laid` what is done with them."""
 
     def launch(
         tensors: list[torch.Tensor],
-        scale: float,
+        lattice: Lattice,
         keys: list[bytes],
         divisor: float,
         r: Recurrence,
@@ -64,7 +68,8 @@ def portable(
             return memory.split(flat, like)
 
         noise = memory.noise(r, 0, draw, state)
-        gaussian.add_and_divide_(tensors, list(noise.values()), scale, divisor)
+        steps = memory.flat(noise) * lattice.noise
+        laid(tensors, [steps], lattice, divisor)
         for end, t in zip(out, tensors, strict=True):
             end.copy_(rounded(t, end.dtype))
 
@@ -84,12 +89,42 @@ def test_the_portable_route_passes_and_small_mistakes_do_not(
         lambda t: torch.where(torch.arange(len(t)) == 4100, torch.zeros(()), t),
         lambda t: torch.where(torch.arange(len(t)) == 7, torch.tensor(float("nan")), t),
     ]
+    assert proof.off_lattice(cpu, recurrence) < proof.TOLERANCE
     for spoil in spoils:
         monkeypatch.setattr(chacha, "launch", portable(spoil))
         assert proof.disagreement(cpu, recurrence) > proof.TOLERANCE
     proof.require.cache_clear()
     with pytest.raises(Unsupported, match="the noise kernel on cpu"):
         proof.require(cpu, *form)
+    proof.require.cache_clear()
+
+
+def continuous(tensors: list[torch.Tensor], noise: list[torch.Tensor], lattice: Lattice, divisor: float) -> None:
+    """What the code did before there was a lattice."""
+    for t, z in zip(tensors, noise[0].split([t.numel() for t in tensors]), strict=True):
+        t.add_(z, alpha=lattice.step).div_(divisor)
+
+
+def unmoved(tensors: list[torch.Tensor], noise: list[torch.Tensor], lattice: Lattice, divisor: float) -> None:
+    """On the lattice, but sums are not moved at random."""
+    lay_(tensors, noise, replace(lattice, phase=0.0), divisor)
+
+
+def a_step_off(tensors: list[torch.Tensor], noise: list[torch.Tensor], lattice: Lattice, divisor: float) -> None:
+    lay_(tensors, noise, lattice, divisor)
+    for t in tensors:
+        t.add_(lattice.step / divisor)
+
+
+@pytest.mark.parametrize("laid", [continuous, unmoved, a_step_off])
+def test_a_kernel_that_does_not_use_the_lattice_as_it_should_is_not_trusted(
+    laid: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(chacha, "launch", portable(laid=laid))
+    proof.require.cache_clear()
+    with pytest.raises(Unsupported, match="the noise kernel on cpu"):
+        proof.require(cpu, *FORMS[0])
     proof.require.cache_clear()
 
 
@@ -128,6 +163,7 @@ def test_a_narrow_form_is_not_trusted_where_the_wide_one_is_wrong(monkeypatch: p
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_the_kernel_passes(form: tuple[bool, bool, int], kind: torch.dtype) -> None:
     assert proof.disagreement(DEVICE, proof._example(*form), kind) < proof.TOLERANCE
+    assert proof.off_lattice(DEVICE, proof._example(*form), kind) < proof.TOLERANCE
     proof.require(DEVICE, *form, kind)
 
 
@@ -138,6 +174,6 @@ def test_no_release_without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "TOLERANCE", -1.0)
     sums = {"w": torch.zeros(10, device="cuda")}
     with pytest.raises(Unsupported, match="the noise kernel"):
-        gaussian.add_(sums, 1.0, Randomness.for_tests(0), "noise", 0)
+        gaussian.add_(sums, Lattice.of(1.0, torch.float32, 0.0), Randomness.for_tests(0), "noise", 0)
     assert not sums["w"].any()
     proof.require.cache_clear()

@@ -112,7 +112,7 @@ def test_a_narrow_sum_is_widened_before_the_noise():
         stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(0), in_place=in_place)
         value = stream.release(total, 0, {}, PERMIT)[0].value["w"]
         assert value.dtype == torch.float32
-        assert len(value.unique()) > 900
+        assert value.std() / 1e-3 == pytest.approx(1, abs=0.15)  # bfloat16 numbers near 1 are four of these apart
 
 
 def test_refusals():

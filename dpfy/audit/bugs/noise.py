@@ -74,6 +74,17 @@ class WidePermit(Changed):
         return self.real.release(total, step, state, wide, into)  # type: ignore[no-any-return]
 
 
+class SumBeside(Changed):
+    """Noise is put on the lattice, and the sum added to it as it is."""
+
+    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
+        """The noise of an empty sum, then the sum."""
+        empty = dataclasses.replace(total, value={name: value * 0 for name, value in total.value.items()})
+        released, state = dataclasses.replace(self.real, in_place=False).release(empty, step, state, permit)
+        made = {name: z + total.value[name] / self.real.divisor for name, z in released.value.items()}
+        return Private(made if into is None else {name: into[name].copy_(value) for name, value in made.items()}), state
+
+
 def shared(step: int, noise: Grads, total: Grads) -> Grads:
     """Tensors of equal size get the same noise."""
     first: Grads = {}
@@ -118,6 +129,13 @@ BUGS = (
     Bug("noise-rows-in-use", "no noise on embedding rows without tokens", ALONE, stream=changed(rows_in_use)),
     Bug("noise-skips-empty", "an empty batch is released without noise", ALONE, stream=changed(skip_empty)),
     Bug("noise-uniform", "uniform noise of the right variance billed as Gaussian", ALONE, stream=changed(uniform)),
+    Bug(
+        "noise-off-lattice",
+        "noise is added in floating point, on no lattice: some outputs are possible with a record only",
+        "lattice",
+        stream=changed(lambda step, noise, total: {n: z + 1e-3 * z.sin() for n, z in noise.items()}),
+    ),
+    Bug("noise-sum-beside", "noise on a lattice, added to a sum that is not", "lattice", stream=lambda s: SumBeside(s, shared)),
     Bug(
         "noise-known-seed",
         "the noise comes from a seed that is not secret",

@@ -1,0 +1,97 @@
+"""One public lattice for what is released: the sum, rounded at random, and the noise meet on it, whatever the data.
+
+Floating-point numbers lie closer together near zero, so a sum that is not zero makes outputs possible that are impossible without it,
+and one such output gives a record away (Mironov 2012). Here every released value is (k + 1/2) times a public step, k a whole number,
+over a public divisor. docs/decisions.md has the proof and what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dpfy.core.errors import Unsupported
+
+FINENESS = 32
+"""Steps in a standard deviation of a step's own noise: at least as many, and less than twice as many."""
+
+LOST = 2.0
+"""By how much the mean of a randomly moved sum can be off: in units of the last digit of 1, in steps."""
+
+BLOCK = 1 << 17
+"""Values that are laid on the lattice at a time, on a CPU, where they stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Where the values of one release lie, half-odd multiples of a power of two (`step`), and how it meets them.
+
+    `noise` is the standard deviation of noise at unit scale, in steps. `phase` is secret, random and uniform between -1/2 and 1/2: all
+    sums are moved by so many steps before they are rounded, so that they are rounded up or down by chance.
+    """
+
+    step: float
+    noise: float
+    phase: float = field(repr=False)
+
+    @classmethod
+    def of(cls, stddev: float, dtype: torch.dtype, phase: float, fresh: float = 1.0) -> Lattice:
+        """For noise of this standard deviation at unit scale, where a step's own draw has the weight `fresh`."""
+        place, largest = math.frexp(stddev * fresh / FINENESS)[1] - 1, math.frexp(torch.finfo(dtype).max)[1]
+        if not 8 - largest <= place <= largest - 28:
+            raise Unsupported(f"noise of standard deviation {stddev:.3g} in {dtype}", "choose another clip norm, or float64")
+        return cls(math.ldexp(1.0, place), math.ldexp(stddev, -place), phase)
+
+
+def with_rounding(scale: float, bound: float, coordinates: int, dtype: torch.dtype, fresh: float = 1.0) -> float:
+    """The standard deviation that is `scale` times the bound of a contribution *and of its rounding*.
+
+    Guarantees: the random move changes the difference of two neighbouring sums, in the mean, by at most LOST in each coordinate, so by at
+    most that times the root of their number in length. The noise is at least `scale` times the sum of both lengths.
+    """
+    share = scale * LOST * torch.finfo(dtype).eps * fresh / FINENESS * math.sqrt(coordinates)
+    if not share < 0.5:
+        raise Unsupported(f"{coordinates} coordinates of {dtype} with noise of {scale:.3g} bounds", "use parameters in float64")
+    return scale * bound / (1 - share)
+
+
+def lay_(sums: Sequence[Tensor], noise: Iterable[Tensor], lattice: Lattice, divisor: float) -> None:
+    """Turn `sums` into released values, in place: (floor(sum + phase + noise) + 1/2) steps, over the divisor.
+
+    `noise` is that of all sums laid end to end, in steps, piece by piece.
+
+    Guarantees: once a sum is moved, everything is a function of the exact value of moved sum + noise: the addition, which IEEE 754
+    rounds correctly, the floor, the product. At a given place the same k gives the same bits whatever the sum was.
+    """
+    if not sums:
+        return
+    rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums]
+    weight = lattice.step / divisor
+    half, phase = torch.tensor([weight / 2, lattice.phase], dtype=rows[0].dtype, device=rows[0].device).unbind()
+    target, done = 0, 0
+    for block in (block for piece in noise for block in _blocks(piece)):
+        used, length = 0, len(block)
+        while used < length:
+            row = rows[target]
+            size = len(row)
+            room = min(size - done, length - used)
+            part = row if room == size else row[done : done + room]
+            torch.add(phase, part, alpha=1 / lattice.step, out=part)
+            part.add_(block if room == length else block[used : used + room])
+            part.floor_()
+            torch.add(half, part, alpha=weight, out=part)
+            used, done = used + room, done + room
+            if done == size:
+                target, done = target + 1, 0
+    for t, row in zip(sums, rows, strict=True):
+        if row.data_ptr() != t.data_ptr():
+            t.copy_(row.view(t.shape))
+
+
+def _blocks(steps: Tensor) -> Sequence[Tensor]:
+    """On a CPU, parts that stay in the cache."""
+    return steps.split(BLOCK) if steps.device.type == "cpu" and len(steps) > BLOCK else (steps,)
