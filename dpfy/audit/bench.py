@@ -29,7 +29,8 @@ class Bug:
 
     `restored` gets (the saved noise state, a fresh one) when a correlated run resumes. `billed` is the adjacency whose curve is
     claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model. `after_error` is given a training whose step failed
-    behind its noise, `after_crash` the folder of a run that was killed. `caught_by` names the check that must catch it.
+    behind its noise, `after_crash` the folder of a run that was killed, `after_entry` a training that has begun. `caught_by` names the
+    check that must catch it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Bug:
     batchnorm: bool = False
     after_error: Part = same
     after_crash: Part = same
+    after_entry: Part = same
 
 
 AS_SHIPPED = Bug("as shipped", "the code as it is", "")
@@ -106,3 +108,6 @@ class Bench(Protocol):
 
     def again(self, bug: Bug) -> Iterable[tuple[str, list[tuple[int, Array]]]]:
         """What is released, (step, noisy sum) in order, by a loop that goes on with other gradients after an error, and after a crash."""
+
+    def beside(self, bug: Bug) -> Iterable[tuple[str, int]]:
+        """For each way to change a run from outside: how many steps it made after the change."""

@@ -194,6 +194,14 @@ def spent(bench: Bench, bug: Bug) -> str | None:
     return None
 
 
+def beside(bench: Bench, bug: Bug) -> str | None:
+    """What a run releases goes through the noise: a run whose weights, optimizer or buffers others write to ends before the next step."""
+    for what, steps in bench.beside(bug):
+        if steps:
+            return f"after {what} the run made {steps} more steps"
+    return None
+
+
 def sampling(bench: Bench, bug: Bug) -> str | None:
     """Who takes part when, over 400 steps: rate, independence over steps, over records, and of consecutive batches."""
     from scipy.stats import chi2
@@ -250,6 +258,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "secret": secret,
     "resumed": resumed,
     "spent": spent,
+    "beside": beside,
     "sampling": sampling,
     "correlated noise": correlated,
     "tied weights": tied,

@@ -226,6 +226,22 @@ def observe_crash(
     return attempt.seen
 
 
+def observe_write(
+    model: nn.Module,
+    rows: Array,
+    plan: Plan,
+    entered: Callable[[PrivateTraining], object],
+    write: Callable[[PrivateTraining], object],
+) -> int:
+    """How many steps a training makes after `write` was done to it between steps 1 and 2; `entered` is given it first."""
+    initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with tempfile.TemporaryDirectory() as folder, suppress(DpfyError), _rows_of(model, rows, plan, Path(folder)) as attempt:
+        entered(attempt.training)
+        attempt.all(between=lambda training: write(training) if training.steps_done == 2 else None)
+    _reset(model, initial)
+    return attempt.training.steps_done - 2
+
+
 class _Attempt:
     """A training on records with given gradients, of which every release is kept."""
 
@@ -239,11 +255,12 @@ class _Attempt:
         if training.steps_done == self.fail:
             raise _Discarded
 
-    def all(self, fail: int = -1) -> None:
+    def all(self, fail: int = -1, between: Callable[[PrivateTraining], object] = lambda training: None) -> None:
         """Make all steps that are left."""
         self.fail, model = fail, self.training.model
         directions = torch.tensor(self.rows, dtype=next(model.parameters()).dtype) * self.training.plan.recipe.clip.bound.l2
         for (index,) in self.training.batches():
+            between(self.training)
             flat = torch.cat([p.reshape(-1) for p in trainable(model).values()])
             self.training.step(functional.linear(directions[index], flat[None]).squeeze(1))
 

@@ -26,10 +26,29 @@ from dpfy.noise.gaussian import draw
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import Plan, dpsgd
-from dpfy.training.audited import observe_crash, observe_error, observe_gradients
+from dpfy.training.audited import observe_crash, observe_error, observe_gradients, observe_write
 
 Array = NDArray[np.float64]
 CORRELATED_STEPS, CORRELATED_RESUME = 12, 6
+
+
+def _step_without_noise(training: Any) -> None:
+    for p in training.model.parameters():
+        p.grad = torch.ones_like(p)
+    training.optimizer.step()
+
+
+@torch.no_grad()
+def _overwrite(training: Any) -> None:
+    next(training.model.parameters()).fill_(1.0)
+
+
+WRITES = {
+    "an overwritten weight": _overwrite,
+    "a step without noise": _step_without_noise,
+    "a weight written through .data": lambda training: next(training.model.parameters()).data.fill_(1.0),
+}
+"""What careless loops do between two private steps."""
 
 
 class TrainingBench:
@@ -97,6 +116,13 @@ class TrainingBench:
         plan = self.plan(len(rows), self.noise_multiplier, 1.0, 6, Adjacency.ADD_OR_REMOVE_ONE)
         yield "an error", observe_error(self.model, (rows, -rows), plan, bug.after_error)
         yield "a crash", observe_crash(self.model, (rows, -rows), plan, bug.after_crash)
+
+    def beside(self, bug: Any) -> Iterator[tuple[str, int]]:
+        """Writes to weights and optimizer between two steps."""
+        rows = np.eye(8, sum(p.numel() for p in self.model.parameters())) * 4
+        plan = self.plan(len(rows), self.noise_multiplier, 1.0, 6, Adjacency.ADD_OR_REMOVE_ONE)
+        for what, write in WRITES.items():
+            yield what, observe_write(self.model, rows, plan, bug.after_entry, write)
 
     def correlated(self, bug: Any) -> Iterator[tuple[str, Array, Array]]:
         """Noise of correlated strategies as streamed, with the state saved and restored half-way, and as their matrices say."""

@@ -349,7 +349,7 @@ class PrivateTraining:
                 self.rule.project(self.model)
         self.rule.averaging.update(self.average, parameters, step)
         self._guard.accept(look=guard.looks(step + 1, recipe.steps, self.folder.randomness))
-        if not self._rates_made or self._rates_made[-1][1] != rates:
+        if self._factors is None and (not self._rates_made or self._rates_made[-1][1] != rates):
             self._rates_made.append((step, rates))
         self._steps_done, self._pieces = step + 1, None
         self._stopped = None
