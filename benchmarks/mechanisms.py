@@ -105,7 +105,15 @@ def accuracy(plan: Plan, data: source.DataSource, model: str, job: Job, options:
         run = dpfy.Run(Path(folder) / "run", seed=job.seed, checkpoint_every=1e9)
         runtime, update = dpfy.Runtime(device=options.device), dpfy.Update(job.point.average)
         result = dpfy.fit(
-            net, data.train, plan=plan, optimizer=optimizer, run=run, test=data.test, runtime=runtime, update=update
+            net,
+            data.train,
+            plan=plan,
+            optimizer=optimizer,
+            run=run,
+            test=data.test,
+            test_is="public",
+            runtime=runtime,
+            update=update,
         )
     return float(result.utility["test_accuracy"])
 

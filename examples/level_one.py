@@ -16,7 +16,7 @@ plan = recipe.calibrate(epsilon=3.0, delta=1e-4)
 
 model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-result = dpfy.fit(model, train, plan=plan, optimizer=optimizer, test=test, update=dpfy.Update(average=0.9))
+result = dpfy.fit(model, train, plan=plan, optimizer=optimizer, test=test, test_is="public", update=dpfy.Update(average=0.9))
 
 print(f"accuracy {result.utility['test_accuracy']:.1%}")
 print(result.guarantee.sentence(plan.delta))

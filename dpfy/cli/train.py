@@ -26,6 +26,11 @@ def train(
     ] = None,
     data_dir: Annotated[str | None, _option("Folder with mnist/, adult/, ... (else $DPFY_DATA).", DATA)] = None,
     records: Annotated[int | None, _option("Public number of training records, for data of your own.", DATA)] = None,
+    test: Annotated[
+        str | None,
+        _option("What held-out records are: public, billed (noisy, paid for) or withheld (default for own files).", DATA),
+    ] = None,
+    test_noise: Annotated[float | None, _option("Noise of a billed evaluation, times what one record adds.", PRIVACY)] = None,
     model: Annotated[str | None, _option("scattering-linear, linear, mlp, lenet5, tanh-cnn.", MODEL)] = None,
     epsilon: Annotated[float | None, _option("Epsilon to reach (default 3).", PRIVACY)] = None,
     delta: Annotated[float | None, _option("Delta (default 1e-5); must be below 1/records.", PRIVACY)] = None,
@@ -65,7 +70,9 @@ def train(
     flags = {
         "data.kind": data,
         "data.dir": data_dir,
+        "data.test": test,
         "privacy.records": records,
+        "privacy.test_noise": test_noise,
         "model.name": model,
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
@@ -134,8 +141,9 @@ def _train(
             outcome = job.run(configuration.make(raw, flags), folder, resume=resume, seed=seed, progress=True)
     card = outcome.card
     lines = [card["statement"], f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s"]
-    if (accuracy := card["utility"].get("test_accuracy")) is not None:
-        lines.insert(0, f"accuracy on held-out data: {accuracy:.2%}")
+    accuracy = card["utility"].get("test_accuracy")
+    shown = "evaluation" if accuracy is None else f"accuracy on held-out data: {accuracy:.2%}"
+    lines.insert(0, f"{shown}: {card['evaluation']['words']}" if accuracy is None else f"{shown} ({card['evaluation']['words']})")
     files = ("model.safetensors", "report.html", "report.md", "privacy.json", "ledger.jsonl", "metrics.jsonl", "config.toml")
     lines += [f"  {folder / name}" for name in files if (folder / name).is_file()]
     tell(_summary(outcome.run, card, outcome.seconds), [*lines, f"check it: dpfy verify {folder}"], as_json=as_json)
@@ -151,7 +159,8 @@ def _summary(run: Path, card: dict[str, Any], seconds: float) -> dict[str, Any]:
         "accountant": stated["accountant"],
         "adjacency": stated["adjacency"],
         "unit": stated["unit"],
-        **card["utility"],
+        **{k: v for k, v in card["utility"].items() if k != "absent"},
+        "evaluation": card["evaluation"]["test"],
         "steps": card["steps_done"],
         "noise_multiplier": card["mechanism"]["noise_multiplier"],
         "seconds": round(seconds, 3),

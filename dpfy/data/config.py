@@ -23,6 +23,10 @@ FIELDS_OF_KIND: dict[str, tuple[str, ...]] = {
 """Which fields each kind of source reads. A field set for a kind that ignores it is an error: nothing is swallowed."""
 
 KINDS = tuple(FIELDS_OF_KIND)
+OF_EVERY_KIND = ("kind", "test")
+KNOWN = ("embedded", "digits", "mnist", "fashion-mnist", "adult", "shakespeare")
+"""Public data sets: what is measured on their held-out part may be published unless the user says otherwise."""
+TESTS = ("public", "billed", "withheld")
 REQUIRED = {"idx": ("path", "labels_path", "classes"), "npz": ("path", "classes"), "csv": ("path", "schema"),
             "parquet": ("path", "schema"), "text": ("path",)}  # fmt: skip
 
@@ -35,6 +39,8 @@ class DataConfig:
     path, labels_path, test_path, test_labels_path: files. schema: TOML file, or the name of a packaged one ("adult").
     classes: number of classes (idx, npz). range: (low, high) that floating-point NPZ features are clamped to and scaled from.
     test_fraction: share held out by a fixed public permutation when there is no test file. length: characters in a text record.
+    test: what the held-out records are: "public" (figures are published as measured), "billed" (private: noisy counts, paid for in the
+    ledger) or "withheld" (nothing is measured). Without it: public for the public data sets, withheld for a file of the user's own.
     """
 
     kind: str = "embedded"
@@ -48,6 +54,12 @@ class DataConfig:
     range: tuple[float, float] | None = None
     test_fraction: float = 0.2
     length: int = 128
+    test: str | None = None
+
+    @property
+    def test_use(self) -> str:
+        """What may be told about the held-out records."""
+        return self.test or ("public" if self.kind in KNOWN else "withheld")
 
     def __post_init__(self) -> None:
         check.one_of("data.kind", self.kind, KINDS)
@@ -58,6 +70,8 @@ class DataConfig:
             check.integer("data.classes", self.classes, least=2)
         if self.range is not None:
             object.__setattr__(self, "range", interval("data.range", self.range))
+        if self.test is not None:
+            check.one_of("data.test", self.test, TESTS)
         self._check_fields_fit_the_kind()
 
     def _check_strings(self) -> None:
@@ -72,7 +86,7 @@ class DataConfig:
                 rule = f"must be given for kind {self.kind!r}: it is never guessed from the data"
                 raise InvalidInput(f"data.{name}", None, rule)
         for name, field in self.__dataclass_fields__.items():
-            if name != "kind" and getattr(self, name) != field.default and name not in FIELDS_OF_KIND[self.kind]:
+            if name not in (*OF_EVERY_KIND, *FIELDS_OF_KIND[self.kind]) and getattr(self, name) != field.default:
                 allowed = ", ".join(FIELDS_OF_KIND[self.kind]) or "no other field"
                 rule = f"kind {self.kind!r} does not read it (it reads: {allowed})"
                 raise InvalidInput(f"data.{name}", getattr(self, name), rule)

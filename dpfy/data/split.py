@@ -35,4 +35,9 @@ def split_fraction(records: Records, fraction: float) -> tuple[Records, Records]
     count = len(records)
     if count < 2:
         raise InvalidInput("records", count, "at least 2 are needed to hold a part out; give a test file instead")
-    return split(records, min(max(round(fraction * count), 1), count - 1))
+    return split(records, held_out(count, fraction))
+
+
+def held_out(count: int, fraction: float) -> int:
+    """How many of `count` records are held out."""
+    return min(max(round(fraction * count), 1), count - 1)

@@ -61,15 +61,26 @@ class Recipe:
         return pairs.event(noise_multiplier, self.sampler.participation, self.strategy, self.steps)
 
     def calibrate(
-        self, epsilon: float, delta: float, *, accountant: str = accounting.DEFAULT, allow_large_delta: bool = False
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        accountant: str = accounting.DEFAULT,
+        allow_large_delta: bool = False,
+        beside: events.Event = events.Nothing(),  # noqa: B008  (frozen)
     ) -> Plan:
-        """The plan with the least noise that satisfies (epsilon, delta).
+        """The plan with the least noise that satisfies (epsilon, delta), with `beside` paid for from the same guarantee.
 
-        Guarantees: the plan's epsilon at `delta`, by the same accountant, is at most `epsilon`; the search rounds the noise up.
+        Guarantees: the epsilon of the plan and `beside` together at `delta`, by the same accountant, is at most `epsilon`; the search
+        rounds the noise up.
         """
         check.epsilon("epsilon", epsilon)
         self.check_delta(delta, allow_large_delta)
-        noise = calibration.noise(self.event, epsilon, delta, adjacency=self.adjacency, accountant=accountant)
+
+        def whole(noise: float) -> events.Event:
+            return self.event(noise) if isinstance(beside, events.Nothing) else events.Composed((self.event(noise), beside))
+
+        noise = calibration.noise(whole, epsilon, delta, adjacency=self.adjacency, accountant=accountant)
         return Plan(self, noise, delta, accountant)
 
     def with_noise(

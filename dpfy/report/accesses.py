@@ -1,6 +1,6 @@
 """Which uses of the data a guarantee covers: every reservation of the ledger, and the uses that are not there, each with a reason.
 
-The first word of a reservation's name says what it was for: training, tuning, statistics, vocabulary or audit.
+The first word of a reservation's name says what it was for: training, tuning, statistics, vocabulary, audit or evaluation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ KINDS = {
     "statistics": "statistics, ranges and normalisation computed from the data",
     "vocabulary": "vocabularies, label sets and categories read from the data",
     "audit": "audits that look at the data",
+    "evaluation": "measuring the released model on private held-out records",
 }
 OTHER = "other"
 

@@ -19,7 +19,7 @@ from dpfy.core.storage import sha256_of, write_atomically
 from dpfy.plan import pairs
 from dpfy.plan.claim import Claim
 from dpfy.plan.recipe import Plan
-from dpfy.report import accesses, assumptions, meaning, numbers, schema, words
+from dpfy.report import accesses, assumptions, evaluations, meaning, numbers, schema, words
 from dpfy.report.words import absent
 
 FORMAT = schema.FORMAT
@@ -36,7 +36,6 @@ VERIFICATION = (
     "second accountant, and checks the hashes of all files: that they agree with each other, not that whoever made them was honest. "
     "A signature (dpfy sign) says who answers for them."
 )
-NO_TEST = "no public test data was given to the run"
 
 
 @dataclass(frozen=True)
@@ -51,14 +50,16 @@ class RunFacts:
     optimizer: dict[str, Any] = field(default_factory=dict)
     components: dict[str, Any] | None = None
     confusion: list[list[int]] | None = None
+    test: str = "none"
 
 
 def build(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:
     """The card of the run in `folder`. Every number comes from the plan, the ledger or a file."""
     facts: dict[str, Any] = {
         "steps_done": run.steps_done,
-        "utility": {k: number(v) for k, v in run.utility.items()} or absent(NO_TEST),
-        "confusion": run.confusion or absent(NO_TEST if not run.utility else "the test data has no classes to confuse"),
+        "evaluation": {"test": run.test},
+        "utility": {k: number(v) for k, v in run.utility.items()} or absent(evaluations.words(run.test)),
+        "confusion": run.confusion or absent("there are no classes to confuse" if run.utility else evaluations.words(run.test)),
         "gradient_norms": absent(NO_NORMS),
         "audit": absent(NO_AUDIT),
         "components": run.components or absent("the run did not describe its model"),
@@ -66,7 +67,7 @@ def build(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:
         "provenance": run.provenance,
         "files": hashes(folder),
     }
-    made = sealed(claims(run.plan, ledger, facts, run.guarantee.caveats, run.guarantee.trust) | facts)
+    made = sealed(facts | claims(run.plan, ledger, facts, run.guarantee.caveats, run.guarantee.trust))
     as_read: dict[str, Any] = json.loads(render(made))  # as a reader will find it, keys in order
     return as_read
 
@@ -98,6 +99,7 @@ def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str
         "setting": {"model": trust, "words": words.SETTINGS[trust]},
         "accesses": accesses.table(ledger, bill, shared=claim.shared is not None),
         "released": RELEASED,
+        "evaluation": evaluations.row(facts["evaluation"]["test"], facts, ledger),
         "unit": {
             "name": unit.name,
             "most_records": unit.most_records,

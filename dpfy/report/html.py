@@ -114,7 +114,7 @@ def pictures(card: dict[str, Any], rows: list[dict[str, Any]], audit: dict[str, 
         "accuracy": _over_steps(rows, "test_accuracy", "accuracy on test data", "a", card["mechanism"]["steps"]),
         "confusion": card["confusion"]
         if words.is_absent(card["confusion"])
-        else figures.counts("Predicted against true class on public test data", card["confusion"], "predicted", "true"),
+        else figures.counts("Predicted against true class on test data", card["confusion"], "predicted", "true"),
     }
 
 

@@ -37,7 +37,15 @@ def private(
     with tempfile.TemporaryDirectory() as folder:
         run = dpfy.Run(Path(folder) / "run", seed=seed)
         result = dpfy.fit(
-            model, train, plan=plan, optimizer=optimizer, run=run, test=test, runtime=dpfy.Runtime(device=device), update=update
+            model,
+            train,
+            plan=plan,
+            optimizer=optimizer,
+            run=run,
+            test=test,
+            test_is="public",
+            runtime=dpfy.Runtime(device=device),
+            update=update,
         )
         rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
     return measured(model, test, device) | _told(plan, rows, result.epsilon, result.seconds)

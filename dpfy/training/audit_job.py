@@ -24,7 +24,6 @@ from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.participation import Poisson
 from dpfy.core.random import Randomness
 from dpfy.core.storage import write_atomically
-from dpfy.data import source
 from dpfy.models import build, features
 from dpfy.noise.strategy import Identity
 from dpfy.plan.recipe import Plan
@@ -104,9 +103,8 @@ def _train(
     budget = job.budget_of(config.ledger, plan)
     run = Run(out, resume=resume, ledger=config.ledger.path, budget=budget, seed=seed, checkpoint_every=every, config=texts)
     with RunFolder(run, plan) as folder:
-        data = source.load(config.data)
-        if data.classes is None:
-            raise InvalidInput("data.kind", config.data.kind, "has no classes; this job trains classifiers")
+        data = job.load(config, plan.recipe.records - len(included))
+        assert data.classes is not None
         extract = features.features(config.model) or (lambda records: records)
         model = build.build(config.model, data.features, data.classes)
         x, y = data.train.tensors
@@ -126,7 +124,7 @@ def _train(
                 keep=lambda seen: _store(out, attack=attack, included=included, projections=seen.astype(np.float32)),
             )
             return
-        held = _held(out)
+        held, public = _held(out), config.data.test_use == "public"
         canaries, labels = (torch.from_numpy(held[k]) for k in ("features", "labels"))
         targets = torch.where(torch.from_numpy(included), labels, NOBODY)
         fit(
@@ -135,7 +133,8 @@ def _train(
             plan=plan,
             optimizer=job.optimizer_of(config.training, model),
             run=folder,
-            test=(extract(data.test.tensors[0]), data.test.tensors[1]),
+            test=(extract(data.test.tensors[0]), data.test.tensors[1]) if public else None,
+            test_is="public" if public else None,
             runtime=runtime,
             update=Update(config.training.average),
         )

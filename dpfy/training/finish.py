@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
 
 
-def write(training: PrivateTraining, utility: dict[str, float], confusion: list[list[int]] | None = None) -> None:
+def write(
+    training: PrivateTraining, utility: dict[str, float], confusion: list[list[int]] | None = None, test: str = "none"
+) -> None:
     """Write model.safetensors, the reports and privacy.json and erase the checkpoint folder.
 
     Guarantees: the card is written last, so a folder with a card is complete; until then the run can be resumed from the checkpoint of
@@ -38,12 +40,12 @@ def write(training: PrivateTraining, utility: dict[str, float], confusion: list[
         state.save(training)
         with training.averaged():
             write_atomically(folder.path / "model.safetensors", save(_weights(training), metadata={"format": "pt"}))
-        _end(training, utility, confusion)
+        _end(training, utility, confusion, test)
     publish(folder.path)
     erase_secrets(folder.path)
 
 
-def _end(training: PrivateTraining, utility: dict[str, float], confusion: list[list[int]] | None) -> None:
+def _end(training: PrivateTraining, utility: dict[str, float], confusion: list[list[int]] | None, test: str) -> None:
     """Compute the card, lay it down beside the secrets, and write the end of the run with its hash to the ledger."""
     folder = training.folder
     folder.note_begun()
@@ -57,6 +59,7 @@ def _end(training: PrivateTraining, utility: dict[str, float], confusion: list[l
         optimizer=_optimizer(training),
         components=_components(training),
         confusion=confusion,
+        test=test,
     )
     made = card.build(folder.path, run, folder.ledger)
     files = card.write_pages(folder.path, made) | card.hashes(folder.path)

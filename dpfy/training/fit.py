@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,19 +22,17 @@ from dpfy.data.records import Records, as_records
 from dpfy.plan.recipe import Plan
 from dpfy.report import verify
 from dpfy.report.words import is_absent
-from dpfy.training import metrics
+from dpfy.training import evaluation, metrics
+from dpfy.training.evaluation import BILLED, PUBLIC, Loss
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.progress import marks
 from dpfy.training.run import CARD, Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
+from dpfy.training.state import fresh_path
 from dpfy.training.update import Update
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 BEFORE = "finished before"
 MODEL = "model.safetensors"
-EVALUATION_BATCH = 1000
-MOST_CLASSES = 50
-"""A table of confused classes is kept up to this size."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -76,13 +74,19 @@ def fit(
     loss: str | Loss = "cross_entropy",
     run: str | Path | Run | RunFolder | None = None,
     test: object | None = None,
+    test_is: str | None = None,
+    test_noise: float | None = None,
     runtime: Runtime | None = None,
     update: Update | None = None,
 ) -> Result:
     """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model holds the released weights.
 
-    `train` and `test` hold (features, targets). `test` must be public, or its people must not be in need of protection: what is
-    measured on it is published as it is. `loss` is "cross_entropy", "squared_error" or a function to one loss per example.
+    `train` and `test` hold (features, targets). `loss` is "cross_entropy", "squared_error" or a function to one loss per example.
+
+    `test_is` declares what `test` is. "public": what is measured on it is published, exactly. "billed": its records are private; counts
+    of right and wrong answers are released with Gaussian noise of `test_noise` times what one record adds (by default about a tenth of
+    the guarantee), and billed in the ledger beside the plan: the guarantee printed covers both. "withheld" (the default): nothing of it
+    is written anywhere; `Result.utility` is for the caller alone, and no part of what the guarantee covers.
 
     Resuming a run that is finished returns its result and gives the model the released weights; a crash between the card and the
     end of the erasure is made good.
@@ -92,8 +96,11 @@ def fit(
     if isinstance(train, Records) and train.rows_each > 1:
         raise Unsupported("units of several records in one call", "use dpfy.PrivateTraining and dpfy.per_user in your own loop")
     chosen = LOSSES[check.one_of("loss", loss, LOSSES)] if isinstance(loss, str) else loss
+    use = evaluation.check_use(test, test_is, test_noise)
     held_out = None if test is None else as_records(test)
     started = time.monotonic()
+    if use == BILLED:
+        run = _billed(run, plan, test_noise)
     if (done := _finished(model, run, plan)) is not None:
         return done
     training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update)
@@ -101,11 +108,12 @@ def fit(
         model.train()
         noted = metrics.last_step(training.folder.path)
         step = training.captured(lambda features, targets: chosen(model(features), targets))
-        for features, targets in _noting(training, noted, chosen, held_out):
+        for features, targets in _noting(training, noted, chosen, held_out if use == PUBLIC else None):
             step(features, targets)
-        utility = evaluate(training, chosen, held_out)
+        found = _evaluated(training, chosen, held_out, use)
+        utility = found.utility or evaluation.measure(training, chosen, held_out)
         guarantee = training.guarantee()
-        folder = training.finish(utility, confusion(training, held_out))
+        folder = training.finish(found.utility, found.confusion, found.test)
         with torch.no_grad():
             for name, p in model.named_parameters():
                 if name in training.average:
@@ -113,6 +121,22 @@ def fit(
     epsilon = guarantee.epsilon(plan.delta)
     seconds = time.monotonic() - started
     return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
+
+
+def _billed(run: str | Path | Run | RunFolder | None, plan: Plan, noise: float | None) -> Run | RunFolder:
+    """The run with its evaluation, to be reserved before the data is read."""
+    if isinstance(run, RunFolder):
+        return run
+    whole = run if isinstance(run, Run) else Run(run if run is not None else fresh_path())
+    chosen = evaluation.default_noise(plan.epsilon, plan.delta) if noise is None else noise
+    return replace(whole, evaluation=chosen)
+
+
+def _evaluated(training: PrivateTraining, loss: Loss, test: Records | None, use: str) -> evaluation.Evaluation:
+    """What is told about the released model on `test`."""
+    if test is None or use == evaluation.WITHHELD:
+        return evaluation.Evaluation(use, {})
+    return evaluation.public(training, loss, test) if use == PUBLIC else evaluation.billed(training, test)
 
 
 def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
@@ -141,7 +165,7 @@ def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | N
         done = training.steps_done
         if done > noted:
             if done in marked:
-                training._note(epsilon=training.plan.epsilon_after(done), **evaluate(training, loss, test))
+                training._note(epsilon=training.plan.epsilon_after(done), **evaluation.measure(training, loss, test))
             noted = done
 
     note()
@@ -149,50 +173,3 @@ def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | N
         yield batch
         note()
     note()
-
-
-@torch.no_grad()
-def evaluate(training: PrivateTraining, loss: Loss, test: Records | None) -> dict[str, float]:
-    """Mean loss and accuracy of the averaged weights on `test`; nothing if there is none."""
-    if test is None:
-        return {}
-    model = training.model
-    mode = model.training
-    model.eval()
-    total, right, counted = 0.0, 0, False
-    try:
-        with training.averaged():
-            for indices in torch.arange(len(test)).split(EVALUATION_BATCH):
-                features, targets = (t.to(training.device) for t in test.take(indices))
-                outputs = model(features)
-                total += float(loss(outputs, targets).double().sum())
-                if not targets.is_floating_point() and outputs.dim() == 2:
-                    counted, right = True, right + int((outputs.argmax(1) == targets).sum())
-    finally:
-        model.train(mode)
-    accuracy = {"test_accuracy": right / len(test)} if counted else {}
-    return {"test_loss": total / len(test)} | accuracy
-
-
-@torch.no_grad()
-def confusion(training: PrivateTraining, test: Records | None) -> list[list[int]] | None:
-    """How often the averaged weights take each true class (row) of `test` for each class (column); None without few classes."""
-    if test is None:
-        return None
-    model, counts = training.model, None
-    mode = model.training
-    model.eval()
-    try:
-        with training.averaged():
-            for indices in torch.arange(len(test)).split(EVALUATION_BATCH):
-                features, targets = (t.to(training.device) for t in test.take(indices))
-                outputs = model(features)
-                if targets.is_floating_point() or outputs.dim() != 2 or not 2 <= outputs.shape[1] <= MOST_CLASSES:
-                    return None
-                classes = outputs.shape[1]
-                pairs = targets.long() * classes + outputs.argmax(1)
-                part = torch.bincount(pairs, minlength=classes**2).view(classes, classes)
-                counts = part if counts is None else counts + part
-    finally:
-        model.train(mode)
-    return None if counts is None else counts.tolist()

@@ -10,26 +10,28 @@ import torch
 from torch import nn
 
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.core import reading
+from dpfy.core import events, reading
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.data import source
-from dpfy.data.config import DataConfig
+from dpfy.data.config import FIELDS_OF_KIND, DataConfig
 from dpfy.data.records import Records
+from dpfy.data.split import held_out
 from dpfy.models import build, features
 from dpfy.noise.schedule import equal_phases
 from dpfy.plan.auto import Setting, Target, recipe_for
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.report.card import NAME as CARD
-from dpfy.training.config import JobConfig, LedgerConfig, TrainingConfig, read_toml
+from dpfy.training import evaluation
+from dpfy.training.config import JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
 from dpfy.training.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.training.run import Run, RunFolder, ended, finish_erasure
 from dpfy.training.update import Update
 
-RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000, "digits": 1_438, "adult": 24_130, "shakespeare": 6_917}
-"""Training records of data sets whose size is public knowledge, with the default share held out."""
-
+RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000}
+WHOLE = {"digits": 1_797, "adult": 30_162, "shakespeare": 8_646}
+"""Records of data sets whose size is public knowledge: those to train on, and all of them where a share is held out."""
 TEXT = ("text", "shakespeare")
 """Sequences of symbols: none of the models by name reads them."""
 DEFAULT_EPSILON = 3.0
@@ -52,8 +54,7 @@ def plan_of(config: JobConfig) -> Plan:
         what = f"training a model by name on data of kind {config.data.kind!r}"
         raise Unsupported(what, "train a language model of your own with dpfy.fit: examples/text.py")
     privacy, training = config.privacy, config.training
-    split = config.data.test_fraction == DataConfig.test_fraction
-    records = privacy.records or (RECORDS.get(config.data.kind) if split else None)
+    records = privacy.records or public_records(config.data)
     if records is None:
         rule = f"must be given for data of kind {config.data.kind!r}: the public number of training records"
         raise InvalidInput("privacy.records", None, rule)
@@ -67,7 +68,7 @@ def plan_of(config: JobConfig) -> Plan:
         clip_norm=training.clip_norm,
         adjacency=privacy.adjacency,
     )
-    epsilon = DEFAULT_EPSILON if privacy.epsilon is None else privacy.epsilon
+    epsilon = _asked(privacy)
     target = Target(epsilon, privacy.delta, privacy.accountant, privacy.allow_large_delta)
     setting = Setting(records, batch, plain.steps, training.clip_norm, privacy.adjacency)
     fixed = privacy.noise_multiplier is not None
@@ -81,7 +82,34 @@ def plan_of(config: JobConfig) -> Plan:
             accountant=privacy.accountant,
             allow_large_delta=privacy.allow_large_delta,
         )
-    return target.plan(recipe)
+    noise = evaluation_noise(config)
+    beside = events.Nothing() if noise is None else evaluation.event(noise)
+    return recipe.calibrate(
+        epsilon, privacy.delta, accountant=privacy.accountant, allow_large_delta=privacy.allow_large_delta, beside=beside
+    )
+
+
+def public_records(data: DataConfig) -> int | None:
+    """The number of training records, where it is public knowledge."""
+    if data.kind in RECORDS:
+        return RECORDS[data.kind]
+    whole = WHOLE.get(data.kind) if data.length == DataConfig.length else None
+    return None if whole is None else whole - held_out(whole, data.test_fraction)
+
+
+def evaluation_noise(config: JobConfig, plan: Plan | None = None) -> float | None:
+    """The noise multiplier of a billed evaluation; None where none is billed. A plan of fixed noise says what a tenth of it is."""
+    privacy = config.privacy
+    if config.data.test_use != evaluation.BILLED:
+        return None
+    if privacy.test_noise is not None:
+        return privacy.test_noise
+    epsilon = plan.epsilon if plan is not None and privacy.noise_multiplier is not None else _asked(privacy)
+    return evaluation.default_noise(epsilon, privacy.delta)
+
+
+def _asked(privacy: PrivacyConfig) -> float:
+    return DEFAULT_EPSILON if privacy.epsilon is None else privacy.epsilon
 
 
 def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None = None, progress: bool = False) -> Outcome:
@@ -96,9 +124,8 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
         raise InvalidInput("run", str(out), "was started with canaries; resume it with dpfy audit train --resume")
     plan = plan_of(config)
     with RunFolder(_run(config, plan, out, resume, seed), plan) as folder:
-        data = source.load(config.data)
-        if data.classes is None:
-            raise InvalidInput("data.kind", config.data.kind, "has no classes; this job trains classifiers")
+        data = load(config, plan.recipe.records)
+        assert data.classes is not None
         model = build.build(config.model, data.features, data.classes)
         extract = features.features(config.model)
         train, test = (_extracted(part, extract) for part in (data.train, data.test))
@@ -109,11 +136,27 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
             optimizer=optimizer_of(config.training, model),
             loss=config.training.loss,
             run=folder,
-            test=test,
+            test=None if config.data.test_use == evaluation.WITHHELD else test,
+            test_is=config.data.test_use,
             runtime=config.runtime.runtime(progress),
             update=Update(config.training.average),
         )
     return Outcome(out, _card(out), result.seconds, result.engine)
+
+
+def load(config: JobConfig, expected: int) -> source.DataSource:
+    """The data of a job that trains a classifier on about `expected` records."""
+    data = source.load(config.data)
+    if data.classes is None:
+        raise InvalidInput("data.kind", config.data.kind, "has no classes; this job trains classifiers")
+    found, apart = len(data.train), len(data.test)
+    if abs(found - expected) > max(1, expected // 100):
+        split = config.data.test_path is None and "test_fraction" in FIELDS_OF_KIND[config.data.kind]
+        held = (
+            f" ({found + apart} less the {apart} held out by data.test_fraction = {config.data.test_fraction:g})" if split else ""
+        )
+        raise InvalidInput("privacy.records", expected, f"there are {found} records to train on{held}; give --records {found}")
+    return data
 
 
 def is_finished(out: Path) -> bool:
@@ -183,6 +226,7 @@ def _run(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | Non
         seed=seed,
         checkpoint_every=config.runtime.checkpoint_every,
         config=texts,
+        evaluation=evaluation_noise(config, plan),
     )
 
 

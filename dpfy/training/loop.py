@@ -308,15 +308,18 @@ class PrivateTraining:
         self._check_untouched()
         state.save(self)
 
-    def finish(self, utility: dict[str, float] | None = None, confusion: list[list[int]] | None = None) -> Path:
+    def finish(
+        self, utility: dict[str, float] | None = None, confusion: list[list[int]] | None = None, test: str | None = None
+    ) -> Path:
         """End the run: write model and card, erase the secrets. Ending early keeps the bill of the whole plan. Returns the folder.
 
-        `utility` and `confusion` (rows: true class, columns: predicted) are published as they are: measure them on public data.
+        `utility` and `confusion` (rows: true class, columns: predicted) are published as they are. Who gives them declares the data
+        they were measured on public, and the card says so; `test` is for those who released them with a bill (:func:`dpfy.fit`).
         """
         self._check_untouched()
         self._detach()
         with self._final():
-            finish.write(self, utility or {}, confusion)
+            finish.write(self, utility or {}, confusion, test or ("public" if utility or confusion else "none"))
         self._stopped = "the run is finished"
         return self.folder.path
 

@@ -24,9 +24,10 @@ from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, sha256_of, write_atomically
 from dpfy.plan.claim import Claim, ForeignBatches, differences, read_plan
 from dpfy.plan.recipe import Plan
+from dpfy.training import evaluation
 from dpfy.training.mark import HIDDEN, Mark, refuse_planted
 
-TRAINING = "training"
+TRAINING, EVALUATION = "training", "evaluation"
 CARD = "privacy.json"
 LEDGER = "ledger.jsonl"
 
@@ -39,7 +40,8 @@ class Run:
     `seed` fixes all randomness for tests: such a run protects nothing, and its card says so. A checkpoint is written whenever
     `checkpoint_every` seconds have passed; the bits released do not depend on it. `config` is the configuration as text, in the form
     to publish and in full (kept with the secrets until the run ends, so that it can be resumed without repeating it). `batches` says
-    how batches are formed if not by dpfy: such a run is billed without amplification, in every ledger.
+    how batches are formed if not by dpfy: such a run is billed without amplification, in every ledger. `evaluation` is the noise
+    multiplier of a billed evaluation on private held-out records (`dpfy.fit`), reserved and billed beside the plan.
     """
 
     path: Path | str
@@ -50,9 +52,12 @@ class Run:
     checkpoint_every: float = 30.0
     config: tuple[str, str] | None = field(default=None, repr=False)
     batches: ForeignBatches | None = None
+    evaluation: float | None = None
 
     def __post_init__(self) -> None:
         check.nonnegative("checkpoint_every", self.checkpoint_every)
+        if self.evaluation is not None:
+            evaluation.event(self.evaluation)
         if self.budget is not None and self.ledger is None:
             raise InvalidInput("budget", self.budget.to_json(), "needs a ledger (--ledger PATH) to be kept in")
 
@@ -66,6 +71,7 @@ class RunFolder:
         self.path = Path(run.path)
         self.secrets = self.path / HIDDEN
         self.shared: tuple[Ledger, Permit] | None = None
+        self._evaluation: list[tuple[Ledger, Permit]] = []
         self._over = self._noted = self.in_use = False
         self._hold: AbstractContextManager[None] = nullcontext()
         self.mark, self.fresh = self._marked()
@@ -77,6 +83,7 @@ class RunFolder:
             self.claim = replace(self.claim, fixed_seed=self.randomness.fixed)
             self.ledger = Ledger.open(self.path / LEDGER, unit=plan.recipe.unit, adjacency=plan.recipe.adjacency)
             self.permit = self._reserve()
+            self._reserve_evaluation()
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
@@ -116,6 +123,12 @@ class RunFolder:
         self.permit = self._covering(self.ledger.begin(self.permit))
         self._noted = True
 
+    def begin_evaluation(self) -> Permit:
+        """The right to release the counts of the evaluation, once; from now on it is billed for good, in every ledger."""
+        if not self._evaluation:
+            raise InvalidInput("evaluation", None, "nothing was reserved for it before the data was read")
+        return [ledger.begin(permit) for ledger, permit in self._evaluation][-1]
+
     def close(self) -> None:
         """Let other processes have the folder."""
         self._hold.__exit__(None, None, None)
@@ -144,8 +157,8 @@ class RunFolder:
         """
         self._over = True
         self.mark.erase_secrets()
-        if self.shared is not None:
-            ledger, permit = self.shared
+        others = [(ledger, permit) for ledger, permit in self._evaluation if ledger is not self.ledger]
+        for ledger, permit in [*([self.shared] if self.shared is not None else []), *others]:
             ledger.void(permit, "the input was refused before the first step; nothing was released")
         self.mark.clear()
         self.mark.remove_folder()
@@ -250,6 +263,25 @@ class RunFolder:
                 return ledger, permit
         budget = accounting.filters.from_json(ledger.terms) if ledger.terms else None
         return ledger, ledger.reserve(name, self.claim.event, budget=budget, claim=claim, returnable=True)
+
+    def _reserve_evaluation(self) -> None:
+        """The right to release the counts of a billed evaluation: written, like the plan's, wherever this run is billed."""
+        noise = self.run.evaluation
+        if noise is None:
+            if any(permit.name == EVALUATION for permit in self.ledger.permits()):
+                raise InvalidInput("resume evaluation", None, "must be billed, as in the run that is resumed")
+            return
+        event, claim = evaluation.event(noise), {"test": evaluation.BILLED, "run": self.id, "noise_multiplier": noise}
+        places = [(self.ledger, EVALUATION)]
+        if self.shared is not None:
+            places.insert(0, (self.shared[0], f"{EVALUATION} {self.id}"))
+        for ledger, name in places:
+            held = [permit for permit in ledger.permits() if permit.name == name]
+            if held and held[0].claim != claim:
+                raise InvalidInput("resume evaluation", noise, f"must have the noise it was reserved with: {held[0].claim}")
+            budget = accounting.filters.from_json(ledger.terms) if ledger.terms else None
+            permit = held[0] if held else ledger.reserve(name, event, budget=budget, claim=claim, returnable=True)
+            self._evaluation.append((ledger, permit))
 
     def _covering(self, permit: Permit) -> Permit:
         """The permit of this run, for each of its steps; the ledger must hold the claim that the run makes."""

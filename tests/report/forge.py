@@ -65,6 +65,11 @@ def conform(run: Path, card: dict[str, Any], change: Callable[[list[Body]], obje
     change(bodies)
     hashes = {name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in bodies[-1]["files"]}
     before = {"head": write_chain(ledger, bodies[:-1]), "entries": len(bodies) - 1}
-    reseal(run, card | {"ledger": before, "files": {n: h for n, h in hashes.items() if n in card["files"]}})
+    reseal(run, card | {"ledger": before, "files": {n: h for n, h in hashes.items() if n in _names(card)}})
     bodies[-1] |= {"card": hashlib.sha256((run / cards.NAME).read_bytes()).hexdigest(), "files": hashes}
     write_chain(ledger, bodies)
+
+
+def _names(card: dict[str, Any]) -> set[str]:
+    """The files a card states, if it still states any."""
+    return set(card["files"]) if isinstance(card.get("files"), dict) else set()

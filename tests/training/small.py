@@ -42,7 +42,15 @@ def train(
     update = dpfy.Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
     runtime = runtime or dpfy.Runtime(max_physical_batch=12)
     return dpfy.fit(
-        net, data(), plan=plan(steps, noise), optimizer=optimizer, run=run, test=data(), runtime=runtime, update=update
+        net,
+        data(),
+        plan=plan(steps, noise),
+        optimizer=optimizer,
+        run=run,
+        test=data(),
+        test_is="public",
+        runtime=runtime,
+        update=update,
     )
 
 
