@@ -18,22 +18,34 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(message)
 
 
+AGAIN = 3.0
+"""Seconds after which an interruption is raised again: Python drops what is raised inside a destructor or a callback."""
+
+
 @contextmanager
 def resumable(folder: Path, verb: str) -> Iterator[None]:
-    """Inside the block SIGTERM is an interruption as Ctrl-C is; either says how the run in `folder` is resumed with `verb`."""
+    """Inside the block Ctrl-C and SIGTERM end it, and say how the run in `folder` is resumed with `verb`."""
+    if threading.current_thread() is not threading.main_thread():  # signals are for the main thread alone
+        yield
+        return
+    codes: list[int] = []
 
     def stop(number: int, frame: object) -> None:
-        raise Interrupted("terminated", 128 + number)
+        if number != signal.SIGALRM:
+            codes.append(128 + number)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        raise Interrupted("interrupted", codes[0] if codes else 128 + signal.SIGINT)
 
-    ours = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, stop) if ours else None
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
     except KeyboardInterrupt as problem:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         raise Interrupted(_way_on(folder, verb), getattr(problem, "code", 128 + signal.SIGINT)) from None
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _way_on(folder: Path, verb: str) -> str:
