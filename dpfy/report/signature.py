@@ -158,7 +158,8 @@ def _message(statement: dict[str, Any]) -> bytes:
 
 def _read(file: Path, form: str) -> Signed:
     try:
-        read = reading.parsed_json(file.name, reading.content("signature", file, most=MOST_KEY))
+        raw = reading.content("signature", file, most=MOST_KEY)
+        read = reading.parsed_json(file.name, raw)
         signatures = {row["key"]: row["signature"] for row in read["signatures"]}
         hashes = [*signatures, read["statement"]["head"]]
         if read["statement"]["format"] != form or not all(HEX.fullmatch(text) for text in hashes):
@@ -166,7 +167,8 @@ def _read(file: Path, form: str) -> Signed:
         if not all(SIGNATURE.fullmatch(text) for text in signatures.values()):
             raise TypeError
         signed = Signed(file.name, dict(read["statement"]), signatures)
-        canonical(signed.statement)
+        if signed.render() != raw or (form == RUN and not signatures):
+            raise ValueError
     except InvalidInput as problem:
         raise Corrupt(file.name, problem.rule) from None
     except (Corrupt, AttributeError, KeyError, TypeError, ValueError, RecursionError):
