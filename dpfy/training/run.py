@@ -261,8 +261,7 @@ class RunFolder:
         for permit in ledger.permits():
             if permit.name == name and permit.claim == claim:
                 return ledger, permit
-        budget = accounting.filters.from_json(ledger.terms) if ledger.terms else None
-        return ledger, ledger.reserve(name, self.claim.event, budget=budget, claim=claim, returnable=True)
+        return ledger, ledger.reserve(name, self.claim.event, budget=_budget(ledger), claim=claim, returnable=True)
 
     def _reserve_evaluation(self) -> None:
         """The right to release the counts of a billed evaluation: written, like the plan's, wherever this run is billed."""
@@ -290,6 +289,14 @@ class RunFolder:
         if permit.event != self.claim.event:
             raise Corrupt(LEDGER, "reserves another event than this plan's")
         return replace(permit, uses=self.plan.recipe.steps)
+
+
+def _budget(ledger: Ledger) -> Budget | None:
+    """The budget with which a ledger was created."""
+    try:
+        return None if ledger.terms is None else accounting.filters.from_json(ledger.terms)
+    except (InvalidInput, KeyError, TypeError) as problem:
+        raise Corrupt(ledger.path.name, f"holds a budget that cannot be read ({problem})") from None
 
 
 def erase_secrets(folder: Path) -> None:

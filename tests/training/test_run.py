@@ -328,6 +328,25 @@ def test_no_step_before_the_beginning_is_written_in_both_ledgers(tmp_path):
                 ledger.void(ledger.permits()[0], "it never happened")
 
 
+def test_a_ledger_whose_budget_makes_no_sense_is_one_line(tmp_path):
+    from dpfy.core.chain import Chain
+
+    terms = {"unit": {"name": "example", "most_records": 1}, "adjacency": "add-or-remove-one"}
+    for budget in (
+        {},
+        {"kind": "renyi"},
+        {"kind": 3},
+        {"kind": "renyi-filter", "epsilon": "x", "delta": []},
+        {"epsilon": 1.0, "x": 2},
+    ):
+        header = {"type": "ledger", "version": 2, "ledger": "0" * 16, "budget": budget, **terms}
+        (tmp_path / "people.jsonl").write_bytes(Chain().add(header))
+        (tmp_path / "people.jsonl.head").unlink(missing_ok=True)
+        with pytest.raises(Corrupt, match=r"people\.jsonl: holds a budget that cannot be read"):
+            small.train(dpfy.Run(tmp_path / "run", ledger=tmp_path / "people.jsonl"))
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_resumed_run_must_ask_for_what_was_reserved(tmp_path):
     """Without the data set's ledger, or with batches formed elsewhere after all, it would be another claim."""
     people = tmp_path / "people.jsonl"
