@@ -103,6 +103,9 @@ class Bench(Protocol):
     def tied_contribution(self, bug: Bug) -> float:
         """The contribution of one example to a model that uses one layer twice, in clip norms."""
 
+    def cancelling_contribution(self, bug: Bug) -> float:
+        """The contribution of one example to a model whose two uses of a layer nearly cancel, in float32, in clip norms."""
+
     def batchnorm_refusal(self, bug: Bug) -> str | None:
         """How a model with BatchNorm is refused; None if it trains."""
 

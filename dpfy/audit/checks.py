@@ -240,6 +240,12 @@ def tied(bench: Bench, bug: Bug) -> str | None:
     return None if size <= 1 + 1e-3 else f"one example adds {size:.3f} clip norms to a model that uses a layer twice"
 
 
+def cancelling(bench: Bench, bug: Bug) -> str | None:
+    """Where two uses of a weight nearly cancel, squares lose the digits of the difference: the norm must still be no less."""
+    size = bench.cancelling_contribution(bug)
+    return None if size <= 1 else f"one example adds {size:.3f} clip norms to a model whose uses of a layer nearly cancel"
+
+
 def batch_statistics(bench: Bench, bug: Bug) -> str | None:
     """A model that normalises over the batch is refused. (For the code as it is there is no such model to refuse.)"""
     return bench.batchnorm_refusal(bug) if bug.batchnorm else None
@@ -262,6 +268,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "sampling": sampling,
     "correlated noise": correlated,
     "tied weights": tied,
+    "cancelling uses": cancelling,
     "batch statistics": batch_statistics,
 }
 

@@ -31,6 +31,9 @@ from dpfy.training.audited import observe_crash, observe_error, observe_gradient
 Array = NDArray[np.float64]
 CORRELATED_STEPS, CORRELATED_RESUME = 12, 6
 
+CLIP = 2.7
+"""Not 1, or noise that forgets the clip norm could not be told from noise that knows it; above 1, so that forgetting makes it too small."""
+
 
 def _step_without_noise(training: Any) -> None:
     for p in training.model.parameters():
@@ -52,7 +55,7 @@ WRITES = {
 
 
 class TrainingBench:
-    """DP-SGD on a two-layer network of 904 parameters in float64: rate 1/2, 20 steps, noise multiplier 1.5."""
+    """DP-SGD on a two-layer network of 904 parameters in float64: rate 1/2, 20 steps, noise multiplier 1.5, clip norm 2.7."""
 
     noise_multiplier, rate, steps, delta = 1.5, 0.5, 20, 1e-5
     physical = 128
@@ -74,7 +77,7 @@ class TrainingBench:
 
     def plan(self, records: int, noise: float, rate: float, steps: int, adjacency: Adjacency) -> Plan:
         """The plan that the self-test claims."""
-        recipe = dpsgd(records, rate * records, steps=steps, adjacency=adjacency)
+        recipe = dpsgd(records, rate * records, steps=steps, clip_norm=CLIP, adjacency=adjacency)
         return recipe.with_noise(noise, delta=self.delta, allow_large_delta=True)
 
     def _curve(self, strength: float, adjacency: Adjacency) -> Curve:
@@ -143,8 +146,8 @@ class TrainingBench:
         for step in range(CORRELATED_STEPS):
             if step == CORRELATED_RESUME:
                 state = bug.restored({k: v.clone() for k, v in state.items()}, stream.init(like))
-            released, state = stream.release(Bounded(dict(like), Bound(1.0)), step, state, permit)
-            seen.append(released.value["w"].numpy())
+            released, state = stream.release(Bounded(dict(like), Bound(CLIP)), step, state, permit)
+            seen.append(released.value["w"].numpy() / CLIP)
         matrix = strategy.noise_matrix(CORRELATED_STEPS)
         draws = np.array([draw(like, randomness, "noise", k)["w"].numpy() for k in range(matrix.shape[1])])
         return np.array(seen), matrix @ draws
@@ -160,22 +163,20 @@ class TrainingBench:
         engine.attach(self.model)
         try:
             gain = torch.tensor([1.0] * (len(x) - 1) + [last], dtype=torch.float64)
-            total = engine.bounded_sum((self.model(x) * gain[:, None]).square().sum(1), FlatClip(1.0)).value
+            total = engine.bounded_sum((self.model(x) * gain[:, None]).square().sum(1), FlatClip(CLIP)).value
         finally:
             engine.detach()
         return np.concatenate([total[name].reshape(-1).numpy() for name in self.parameters])
 
     def tied_contribution(self, bug: Any) -> float:
         """The contribution of one long gradient to a model that uses one layer twice, both uses aligned, in clip norms."""
-        model = _Twice().double()
-        engine = bug.engine(choose(model)[0])
-        engine.attach(model)
-        try:
-            x = torch.full((1, 6), 3.0, dtype=torch.float64)
-            total = engine.bounded_sum(model(x).sum(1) * 5.0, FlatClip(1.0)).value
-        finally:
-            engine.detach()
-        return float(sum(g.square().sum() for g in total.values()) ** 0.5)
+        return _contribution(bug, _Twice().double(), torch.full((1, 6), 3.0, dtype=torch.float64), 15.0)
+
+    def cancelling_contribution(self, bug: Any) -> float:
+        """The same in float32 where two uses of a layer, 1e5 clip norms each, cancel but for a few ten-thousandths."""
+        generator = torch.Generator().manual_seed(0)
+        sizes = [_contribution(bug, _Opposed(gap), torch.randn(1, 64, generator=generator), 1e5 * CLIP) for gap in GAPS]
+        return max(sizes)
 
     def batchnorm_refusal(self, bug: Any) -> str | None:
         """By the model checker; and, were it not asked, by the probe of the first losses."""
@@ -185,6 +186,37 @@ class TrainingBench:
         except DpfyError as refusal:
             return f"{refusal}; without the model checker: {_probed(model)}"
         return _probed(model)
+
+
+GAPS = (1e-5, 1e-4, 2e-4, 2.8e-4, 4e-4)
+"""Squares of what is left of two float32 uses then sink below the rounding of the squares of the uses themselves."""
+
+
+def _contribution(bug: Any, model: nn.Module, x: Tensor, size: float) -> float:
+    """What one example adds, in clip norms."""
+    engine = bug.engine(choose(model)[0])
+    engine.attach(model)
+    try:
+        total = engine.bounded_sum(model(x).sum(1) * size, FlatClip(CLIP)).value
+    finally:
+        engine.detach()
+    return float(sum(g.double().square().sum() for g in total.values()) ** 0.5) / CLIP
+
+
+class _Opposed(nn.Module):
+    """A layer used twice on the same input, the second time with nearly the opposite sign."""
+
+    def __init__(self, gap: float) -> None:
+        super().__init__()
+        self.layer, self.gap = nn.Linear(64, 64, bias=False), gap
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The difference of two uses, each with a gradient of length about 1."""
+        x = x / (8 * x.norm())
+        out: Tensor = self.layer(x) - (1 - self.gap) * self.layer(x)
+        return out
 
 
 class _Twice(nn.Module):

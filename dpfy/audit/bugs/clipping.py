@@ -149,6 +149,10 @@ class UsesApart(Wrong):
     def _see(self, module: Any, inputs: Any, output: Any) -> None:
         self.calls.append((inputs[0].detach(), output))
 
+    def squares(self, backs: Any) -> Any:
+        """The squares of all uses, added."""
+        return sum(a.square().sum(1) * b.square().sum(1) for (a, _), b in zip(self.calls, backs, strict=True))
+
     def bounded_sum(self, losses: Any, clip: Any, mask: Any = None) -> Any:
         """Right gradients, wrong norms."""
         import torch
@@ -156,10 +160,21 @@ class UsesApart(Wrong):
         if not self.calls:
             return super().bounded_sum(losses, clip, mask)
         backs = torch.autograd.grad(losses.sum(), [out for _, out in self.calls], retain_graph=True)
-        squares = sum(a.square().sum(1) * b.square().sum(1) for (a, _), b in zip(self.calls, backs, strict=True))
+        squares = self.squares(backs)
         self.calls.clear()
         self.rule = lambda rows, norm: (weighted(rows, shrink(squares.sqrt(), norm)), norm)  # type: ignore[attr-defined]
         return super().bounded_sum(losses, clip, mask)
+
+
+class NoAllowance(UsesApart):
+    """Right norms of all uses together, inner products and all, as if float32 had no end: what cancels is taken for nothing."""
+
+    def squares(self, backs: Any) -> Any:
+        """sum over uses t, s of (input_t . input_s)(gradient_t . gradient_s)."""
+        import torch
+
+        inputs, grads = torch.stack([a for a, _ in self.calls], 1), torch.stack(list(backs), 1)
+        return ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2)).clamp(min=0)
 
 
 def wrong(rule: Callable[[Rows, float], tuple[Rows, float]]) -> Callable[[Any], Any]:
@@ -173,6 +188,9 @@ BUGS = (
     Bug("clip-layers", "every layer clipped to the flat norm, billed as flat", SENSITIVITY, engine=wrong(layers)),
     Bug("clip-no-bias", "the norm forgets the bias", AUDIT, engine=wrong(no_bias)),
     Bug("clip-tied", "the norm takes two uses of a weight for two weights", "tied weights", engine=lambda e: UsesApart(e, flat)),
+    Bug(
+        "clip-cancels", "the norm is blind to what float32 squares lose", "cancelling uses", engine=lambda e: NoAllowance(e, flat)
+    ),
     Bug("clip-late", "accumulation that clips after accumulating", SENSITIVITY, engine=wrong(unclipped), stream=ClipsLate),
     Bug("clip-two-owners", "clipped to twice the norm that scales the noise", AUDIT, engine=wrong(two_owners)),
     Bug("clip-nan", "a NaN example passes unclipped", "not a number", engine=wrong(not_a_number)),

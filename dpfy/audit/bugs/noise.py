@@ -10,7 +10,7 @@ from typing import Any
 from dpfy.audit.bench import Bug
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
-from dpfy.core.values import Private
+from dpfy.core.values import Bound, Bounded, Private
 
 AUDIT, ALONE = "white-box audit", "noise alone"
 Grads = dict[str, Any]
@@ -63,6 +63,14 @@ class SameSeed(Changed):
     def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
         """Step 0 again."""
         return self.real.release(total, 0, state, permit, into)  # type: ignore[no-any-return]
+
+
+class ForgetsClip(Changed):
+    """Noise for a clip norm of one, whatever the sum is bounded by."""
+
+    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
+        """With another bound."""
+        return self.real.release(Bounded(total.value, Bound(1.0), total.unit), step, state, permit, into)  # type: ignore[no-any-return]
 
 
 class WidePermit(Changed):
@@ -120,6 +128,7 @@ BUGS = (
     Bug(
         "noise-root-half", "noise scaled by 1/sqrt(2): a variance taken for a standard deviation", AUDIT, stream=scaled(0.5**0.5)
     ),
+    Bug("noise-forgets-clip", "the noise forgets the clip norm", AUDIT, stream=lambda s: ForgetsClip(s, shared)),
     Bug("noise-over-batch", "noise scaled by 1/batch: added to the mean as if it were the sum", AUDIT, stream=scaled(1 / 256)),
     Bug("noise-drawn-once", "noise drawn once and reused at every step", AUDIT, stream=drawn_once),
     Bug("noise-same-seed", "the generator is seeded alike at every step", AUDIT, stream=lambda s: SameSeed(s, shared)),
