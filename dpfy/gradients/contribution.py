@@ -360,7 +360,7 @@ class Outer:
         left, right = self.left, self.right
         if left.dtype == torch.float16 or (left.dtype == torch.bfloat16 and not left.is_cuda):
             left, right, weights, scratch = left.float(), right.float(), weights.float(), None
-        if left.shape[-1] <= right.shape[-1]:
+        if left.shape[-1] < right.shape[-1]:  # of two alike the inputs: output gradients are less alike, see GramRounding
             left = scaled(left, weights, scratch)
         else:
             right = scaled(right, weights, scratch)

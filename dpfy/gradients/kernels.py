@@ -37,6 +37,11 @@ ROUNDED_BYTES = 2**28
 """Rounded copies that may exist at once."""
 
 
+TENSOR_RUN, PLAIN_RUN = 4096, 512
+"""Sums of so many products are added in Gram kernels: short ones lose fewer digits, but need a second tile of registers, which costs
+tensor cores more than it costs the others."""
+
+
 def usable(t: Tensor) -> bool:
     """Whether the kernels can run on `t`."""
     return triton is not None and t.is_cuda and t.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -318,7 +323,7 @@ def gram_estimate(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> E
     scaled = narrow if left.dtype == torch.bfloat16 else 0.0
     how = GramRounding(
         positions, terms(p), 0 if rows else terms(d), 2 * 128 + 8,
-        before + product + (scaled if rows or p <= d else 0.0), 0.0 if rows else before + product + (scaled if p > d else 0.0),
+        before + product + (scaled if rows or p < d else 0.0), 0.0 if rows else before + product + (scaled if p >= d else 0.0),
         gamma(positions + 8, torch.float32),
     )  # fmt: skip
     return how.estimate(Gram(*gram_sums(lefts, rights, tile).unbind(1)))
@@ -359,8 +364,8 @@ def gram_sums(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tenso
 
 
 def _run(left: Tensor) -> int:
-    """How many products the Gram kernel adds to one another; a second tile of sums costs tensor cores more than it costs the others."""
-    return 4096 if left.dtype != torch.float32 or _precision(left) == "tf32" else 512
+    """How many products the Gram kernel adds to one another."""
+    return TENSOR_RUN if left.dtype != torch.float32 or _precision(left) == "tf32" else PLAIN_RUN
 
 
 def _rounded_first(left: Tensor, right: Tensor) -> int:

@@ -18,12 +18,17 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from dpfy.gradients import convolution, kernels, walks
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.contribution import Outer
 from dpfy.gradients.convolution import Convolution, Geometry
 from dpfy.gradients.loop import LoopEngine
+from dpfy.gradients.rows import Rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 FLOATS = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
+
+
+TILINGS_OF_NORMS = [walks.Tiling(16, 16, 16, 4, 2, "given", True), walks.Tiling(32, 16, 16, 4, 2, "channels last", False)]
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +86,55 @@ def test_position_sums(batch: int, length: int, width: int, dtype: torch.dtype) 
         close(scale, scaled)
     close(kernels.position_sums([(g,)])[0][0], plain)
     close(kernels.position_sums([(g, a, rstd)])[0][1], (g.double() * a.double() * rstd[..., None]).sum(1))
+
+
+def opposed(batch: int, length: int, width: int, gap: float) -> Tensor:
+    """Positions in pairs that cancel but for `gap`."""
+    t = draw(batch, length, width)
+    t[:, 1::2] = -t[:, : 2 * (length // 2) : 2] * (1 - gap)
+    return t
+
+
+@pytest.mark.parametrize(("length", "p", "d"), [(8, 40, 30), (8, 600, 40), (70, 33, 40)])
+@pytest.mark.parametrize("gap", [0.0, 1e-6, 1e-4, 3e-4, 1e-2])
+@pytest.mark.parametrize("size", [1.0, 1e-18, 1e9])
+def test_gram_estimates_are_no_less_than_what_the_sum_adds(length: int, p: int, d: int, gap: float, size: float) -> None:
+    """Positions that cancel, squares that underflow or overflow: the bound holds for the float32 sum with weight 1."""
+    if gap not in (0.0, 3e-4) and size != 1.0:
+        return
+    left, right = opposed(2, length, p, gap) * size, draw(2, length, d) / size
+    right[:, 1::2] = right[:, : 2 * (length // 2) : 2]
+    upper = kernels.gram_estimates([left], [right])[0].upper[0]
+    added = Outer(left, right)
+    for i in range(2):
+        alone = torch.zeros(2, device=DEVICE)
+        alone[i] = 1.0
+        assert float(added.weighted_sum(alone).double().square().sum()) <= float(upper[i]) * (1 + 2.0**-14) ** 2
+    index = (torch.arange(length, device=DEVICE) // 2).expand(2, length)
+    upper = kernels.gram_estimates([left], [index])[0].upper[0]
+    table = Rows(index, left, length).weighted_sum(torch.tensor([1.0, 0.0], device=DEVICE))
+    assert float(table.double().square().sum()) <= float(upper[0]) * (1 + 2.0**-14) ** 2
+
+
+@pytest.mark.parametrize("how", [None, *TILINGS_OF_NORMS], ids=str)
+def test_what_cancels_in_a_convolution_is_measured_as_it_is_added(how: walks.Tiling | None) -> None:
+    """Norms and sums come from the same products: nothing that cancels can come between them."""
+    a, g = draw(2, 8, 6, 6), draw(2, 16, 6, 6)
+    a[:, :, 3:], g[:, :, 3:] = a[:, :, :3], -g[:, :, :3] * (1 - 1e-5)
+    walk = walks.Walk(a, g * 1e5, (1, 1), (1, 1), (0, 0), (1, 1))
+    norms = walks.norms(walk, how).double().sum(0)
+    for i in range(2):
+        alone = torch.zeros(2, device=DEVICE)
+        alone[i] = 1.0
+        added = float(walks.weighted_sum(walk, alone, how).double().square().sum())
+        assert added == pytest.approx(float(norms[i]), rel=1e-5)
+
+
+def test_row_squares_that_underflow_and_long_rows() -> None:
+    tiny, long = torch.full((2, 50), 1e-25, device=DEVICE), torch.full((2, 200_000), 0.1, device=DEVICE)
+    found = kernels.row_squares([tiny, long])
+    assert bool((found[0] >= 50 * 1e-50).all())
+    assert float(found[1, 0]) == pytest.approx(200_000 * float(torch.tensor(0.1)) ** 2, rel=1e-5)
 
 
 def test_row_squares() -> None:
