@@ -96,7 +96,7 @@ def draw_(tensors: Sequence[Tensor], key: bytes) -> None:
         from dpfy.noise import proof
 
         _not_recorded()
-        proof.require(tensors[0].device, False, False, 0)
+        proof.require_draw(tensors[0].device)
     launch(tensors, None, [key], 1.0, FRESH, None, tensors)
 
 

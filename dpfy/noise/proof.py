@@ -18,7 +18,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.noise import chacha
 from dpfy.noise.lattice import Lattice
 from dpfy.noise.series import single, single_up
-from dpfy.noise.strategy import Recurrence
+from dpfy.noise.strategy import FRESH, Recurrence
 
 SIZES = (5, chacha.TILE + 13, 3)
 DIVISOR = 3.0
@@ -39,8 +39,22 @@ def require(device: torch.device, again: bool, ring: bool, buffers: int, kind: t
         require(device, again, ring, buffers)  # where rounding hides nothing
     recurrence = _example(again, ring, buffers)
     if (gap := max(disagreement(device, recurrence, kind), off_lattice(device, recurrence, kind))) > TOLERANCE:
-        what = f"the noise kernel on {device}: it is off by {gap:.1e} where at most {TOLERANCE:.0e} is rounding"
-        raise Unsupported(what, "train on a CPU, or with parameters in float64, and report this")
+        raise _untrusted(device, gap)
+
+
+@lru_cache(maxsize=16)
+def require_draw(device: torch.device) -> None:
+    """The same for the form that draws noise by itself."""
+    key = bytes(range(chacha.KEY_BYTES))
+    found = [torch.zeros(size, device=device) for size in SIZES]
+    chacha.launch(found, None, [key], 1.0, FRESH, None, found)
+    if (gap := _gap(torch.cat(found), _values(key))) > TOLERANCE:
+        raise _untrusted(device, gap)
+
+
+def _untrusted(device: torch.device, gap: float) -> Unsupported:
+    what = f"the noise kernel on {device}: it is off by {gap:.1e} where at most {TOLERANCE:.0e} is rounding"
+    return Unsupported(what, "train on a CPU, or with parameters in float64, and report this")
 
 
 def _example(again: bool, ring: bool, buffers: int) -> Recurrence:

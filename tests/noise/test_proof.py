@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -156,6 +157,26 @@ def test_a_narrow_form_is_not_trusted_where_the_wide_one_is_wrong(monkeypatch: p
     with pytest.raises(Unsupported, match="the noise kernel on cpu"):
         proof.require(cpu, *form, torch.bfloat16)
     proof.require.cache_clear()
+
+
+def test_draws_are_not_trusted_without_proof_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for change, trusted in ((lambda t: t, True), (lambda t: t * 0.9999, False), (lambda t: t.roll(1), False)):
+
+        def launch(tensors: list[torch.Tensor], lattice: None, keys: list[bytes], *rest: object, change=change) -> None:
+            for t, z in zip(tensors, change(torch.from_numpy(proof._values(keys[0]))).split(list(proof.SIZES)), strict=True):
+                t.copy_(z)
+
+        monkeypatch.setattr(chacha, "launch", launch)
+        proof.require_draw.cache_clear()
+        with nullcontext() if trusted else pytest.raises(Unsupported, match="the noise kernel on cpu"):
+            proof.require_draw(cpu)
+    proof.require_draw.cache_clear()
+
+
+@needs_kernel
+def test_the_kernel_draws() -> None:
+    proof.require_draw(DEVICE)
 
 
 @needs_kernel
