@@ -130,7 +130,6 @@ class PrivateTraining:
             self.physical_batch = self._physical_batch()
             self._clip = self.plan.recipe.clip
             self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-            _clear_gradients(self.model, self.optimizer)
             state.restore_or_begin(self)
             self._journal = Journal(self.folder.secrets, self.folder.randomness, self.steps_done)
             self._random = state.generators(self.device)

@@ -294,6 +294,19 @@ def test_the_journal_alone_finds_another_loss(tmp_path, losses, device):
     assert all(torch.equal(value, right[step]) for step, value in first.items())
 
 
+def test_a_checkpoint_in_the_middle_of_repeating_keeps_the_rest_bound(tmp_path):
+    """Killed after 6 steps, resumed and left after 2 of them: the other four are still what they were."""
+    first = released_by(tmp_path / "run", die=6)
+    released_by(tmp_path / "run", die=2, clean=True)
+    (tmp_path / "run" / "checkpoint" / "watch.json").unlink()
+    with pytest.raises(InvalidInput, match="resume step 2"):
+        released_by(tmp_path / "run", other_losses)
+    (tmp_path / "run" / "checkpoint" / "watch.json").unlink()
+    again = released_by(tmp_path / "run")
+    assert list(again) == [2, 3, 4, 5, 6, 7]
+    assert all(torch.equal(first[step], again[step]) for step in (2, 3, 4, 5))
+
+
 def test_a_change_in_the_middle_is_found_at_the_first_step_that_differs(tmp_path):
     """The resumed run is the same for two steps, then another: the differing step is not released, and the run is dead."""
     first = released_by(tmp_path / "run", die=6)
