@@ -94,6 +94,7 @@ class Program:
     known: dict[int, tuple[int, StorageWeakRef]] = field(default_factory=dict)
     carried: dict[int, StorageWeakRef] = field(default_factory=dict)
     problem: str | None = None
+    _work: tuple[object, list[Operation], dict[int, list[int]]] | None = None
 
     def ref(self, t: Tensor) -> Ref:
         """Where `t` lies; a storage that was never seen is one from outside."""
@@ -147,8 +148,11 @@ class Program:
         Guarantees: nothing that the program was recorded from is changed, torch's generators included. Random operations draw what
         they drew.
         """
-        memory, work = Memory(self, dict(replaced)), self.needed(keep)
-        last = _last_uses(work, {ref.storage for ref in keep})
+        kept = frozenset(ref.storage for ref in keep)
+        if self._work is None or self._work[0] != (kept, len(self.operations)):
+            work = self.needed(keep)
+            self._work = (kept, len(self.operations)), work, _last_uses(work, kept)
+        memory, (_, work, last) = Memory(self, dict(replaced)), self._work
         with self.aside():
             for position, operation in enumerate(work):
                 memory.do(operation)
@@ -357,7 +361,7 @@ class _Functions(TorchFunctionMode):
             recorder.outer = outer
 
 
-def _last_uses(work: Sequence[Operation], kept: set[int]) -> dict[int, list[int]]:
+def _last_uses(work: Sequence[Operation], kept: frozenset[int]) -> dict[int, list[int]]:
     """By position, the storages that no later operation touches."""
     last: dict[int, int] = {}
     for position, operation in enumerate(work):

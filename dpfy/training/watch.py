@@ -39,7 +39,7 @@ from dpfy.gradients.mixing import (
 from dpfy.gradients.program import BATCH, CARRIED, DATA, Program, Recorder, Unrecordable
 from dpfy.sampling.sampler import physical
 
-PARTS = 6
+PARTS = 5
 """Into how many parts of equal length a run is cut; in each of them one step is checked."""
 
 ROWS = (24, 40)
@@ -231,13 +231,12 @@ class Watch:
         finally:
             recorder.stop()
         _require_recorded(program)
-        other = Replacement(self._batch, self._other_records(rows), rows)
-        copies = [Replacement(self._batch, self._copies(rows, k), rows) for k in (losses.argmax(), losses.argmin())]
         if self._kind is Kind.CHECK:
-            check_apart(program, seen, losses, [other, copies[self._step % 2]], {})
+            check_apart(program, seen, losses, [self._replacement(losses, rows, self._step % 3)], {})
             return
-        check_apart(program, seen, losses, [other, *copies], {})
-        check_sum(program, seen, other)
+        changes = [self._replacement(losses, rows, way) for way in range(3)]
+        check_apart(program, seen, losses, changes, {})
+        check_sum(program, seen, changes[0])
         far = Replacement(self._batch, self._other_records(~rows, FAR), ~rows)
         check_apart(program, seen, losses, [far], moved_parameters(program, params, self._step))
 
@@ -274,8 +273,12 @@ class Watch:
         picked[rng.permutation(rows)[: max(1, rows // 2)]] = True
         return torch.from_numpy(picked).to(self._batch[0].device)
 
+    def _replacement(self, losses: Tensor, rows: Tensor, way: int) -> Replacement:
+        """Other records in `rows`, or copies of the record with the largest or the smallest loss: a mean of the batch moves most."""
+        fields = self._other_records(rows) if way == 0 else self._copies(rows, losses.argmax() if way == 1 else losses.argmin())
+        return Replacement(self._batch, fields, rows)
+
     def _copies(self, rows: Tensor, source: Tensor) -> list[Tensor]:
-        """The fields of the batch with the record `source` in all of `rows`: what counts examples or averages them moves most."""
         return [torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), mine[source], mine) for mine in self._batch]
 
     def _other_records(self, rows: Tensor, far: float = 1.0) -> list[Tensor]:
