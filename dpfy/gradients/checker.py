@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.gradients.structure import tensors_in
-from dpfy.gradients.tape import PROBE_TOLERANCE, looking, probe_weights
+from dpfy.gradients.structure import mapped, tensors_in
+from dpfy.gradients.tape import looking, probe_weights
 
 MOST_GROUPS = 32
 
@@ -147,6 +148,39 @@ def _compare(model: nn.Module, base: _Run, other: _Run, rows: slice, batch: int)
     )
 
 
+def probe_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Tensor) -> None:
+    """Run the model again as it was called, and with the inputs of the examples in `rows` replaced by those of others.
+
+    For steps that cannot be recorded. Modes are left as they are; buffers and torch's generators are put back.
+
+    Guarantees: raises :class:`Unsupported` if an output of an example that was not replaced changes.
+    """
+    batch = len(rows)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def change(t: Tensor) -> Tensor:
+        if not t.dim() or not len(t) or len(t) % batch:
+            return t
+        own = rows.repeat_interleave(len(t) // batch).view(-1, *[1] * (t.dim() - 1))
+        other = t.roll(len(t) // batch, 0)
+        return torch.where(own, 2 * other + 1 if t.is_floating_point() else other, t)
+
+    def outputs(changed: bool) -> list[Tensor]:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+            torch.manual_seed(0)
+            result = model(*mapped(args, change), **mapped(kwargs, change)) if changed else model(*args, **kwargs)
+        return [t for t in tensors_in(result) if t.is_floating_point() and t.dim() and len(t) and len(t) % batch == 0]
+
+    with _restored(model):
+        for a, b in zip(outputs(False), outputs(True), strict=False):
+            kept = ~rows.repeat_interleave(len(a) // batch)
+            if a.shape != b.shape or not torch.equal(a[kept].nan_to_num(), b[kept].nan_to_num()):
+                raise Unsupported(
+                    "the model: mixing examples of a batch (changing some rows of its input changed others of its output)",
+                    "make every example's output depend on that example alone (GroupNorm or LayerNorm instead of batch statistics)",
+                )
+
+
 def _mixed(a: Tensor, b: Tensor, rows: slice) -> bool:
     if a.shape != b.shape:
         return True
@@ -202,12 +236,14 @@ class LossProbe:
 
     def __init__(self, model: nn.Module, rows_each: int = 1) -> None:
         self._watch: list[Tensor] = []
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._rows_each = rows_each
         self._handles = [m.register_forward_hook(self._see) for m in model.modules()]
         self._handles.append(model.register_forward_pre_hook(self._enter, with_kwargs=True))
 
     def _enter(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._watch.clear()
+        self.calls = [*self.calls[-1:], (args, kwargs)]
 
     def _see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         self._watch += [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad and t.dim()]
@@ -216,7 +252,7 @@ class LossProbe:
         """Remove the hooks. Calling it twice does no harm."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._watch = [], []
+        self._handles, self._watch, self.calls = [], [], []
 
     def check(self, losses: Tensor) -> None:
         """Raise if the losses mix examples; then remove the probe. The graph of `losses` stays usable."""
@@ -234,8 +270,9 @@ class LossProbe:
                 continue
             rows = a.reshape(batch, -1).double()
             gap = (b.reshape(batch, -1).double() - weights.double()[:, None] * rows).norm(dim=1)
-            tolerance = max(PROBE_TOLERANCE, 8 * torch.finfo(a.dtype).eps)
-            if bool((gap > tolerance * rows.norm(dim=1).nan_to_num().amax()).any()):
+            # Weights are powers of two: where a row is one example's alone, its gradient is multiplied exactly.
+            rounding = 16 * torch.finfo(torch.promote_types(a.dtype, torch.float32)).eps
+            if bool((gap > rounding * rows.norm(dim=1)).any()):
                 raise Unsupported(
                     "losses that mix examples (the loss of one example depends on another example)",
                     "return one loss per unit computed from that unit alone; no batch statistics, no contrast between examples",
