@@ -138,7 +138,8 @@ class Watch:
         if step not in self._due or grain >= most > 1:
             return list(physical(indices, most, grain=grain))
         self._pending = self._pending or not len(indices)
-        first = max(2, min(grain * -(-ROWS // grain), most))
+        few = grain * -(-ROWS // grain)
+        first = max(2, min(few if len(indices) > 2 * few else len(indices), most))
         least = max(2, grain) if len(indices[:first]) == 1 else grain
         return [
             *physical(indices[:first], max(2, most), grain=least),
