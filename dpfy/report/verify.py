@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,12 @@ class Evidence:
 Check = Callable[[Evidence], tuple[bool, str]]
 
 
-def verify(run: Path, *, keys: Sequence[Path] = (), head: str | None = None) -> list[Finding]:
+def verify(run: Path, *, keys: Sequence[Path] = (), head: str | None = None, ledger: Path | None = None) -> list[Finding]:
     """All checks on a finished run folder, on a card file or on a ledger by itself, each with its outcome. Verified if every one holds.
 
     `keys` are public keys: each must have signed the run, or the published head. `head` is a head of the ledger that was published
-    while the run lasted (64 hexadecimal digits, or the file that ``dpfy sign --head`` wrote): the ledger must extend it.
+    while the run lasted (64 hexadecimal digits, or the file that ``dpfy sign --head`` wrote): the ledger must extend it. `ledger` is
+    that of the data set: the run must be billed there too.
 
     Guarantees: one changed byte of any file of the run makes a check fail that names the file; a number of the card that the ledger
     does not give makes a check fail that names the field. Damage of any kind is a check that fails, not an exception.
@@ -89,9 +90,9 @@ def verify(run: Path, *, keys: Sequence[Path] = (), head: str | None = None) -> 
     if run.is_file() and run.suffix == ".jsonl":
         return _verify_ledger(run, signers, published)
     if run.is_file():
-        if keys or head:
+        if keys or head or ledger:
             rule = "a card by itself has no signature and no ledger: give the run folder"
-            raise InvalidInput("--key" if keys else "--head", str(run), rule)
+            raise InvalidInput("--key" if keys else "--head" if head else "--ledger", str(run), rule)
         return _verify_card(run)
     if not run.is_dir():
         raise InvalidInput("run", str(run), "is not a folder, nor a card")
@@ -103,6 +104,8 @@ def verify(run: Path, *, keys: Sequence[Path] = (), head: str | None = None) -> 
     read = _read(run, findings)
     if read is not None:
         findings += [_run(what, test, read) for what, test in CHECKS.items()]
+        if ledger is not None:
+            findings.append(_guarded("billed in the ledger of the data set", lambda: _billed(read, ledger)))
         findings += _witnesses(read.ledger, lambda: signature.of_run(run), signers, published)
     return findings
 
@@ -247,6 +250,20 @@ def _claim(e: Evidence) -> tuple[bool, str]:
         return False, f"privacy.json provenance.seed is not the kind of seed that {source} states"
     gone = [line for line in claim.caveats if line not in e.card["caveats"]]
     return _outcome(f"privacy.json caveats: misses {gone[0]!r}" if gone else None)
+
+
+def _billed(e: Evidence, file: Path) -> tuple[bool, str]:
+    """The data set's ledger holds the reservation that the run's own ledger names, with the same claim, and it has begun."""
+    if e.claim.shared is None:
+        return False, f"{LEDGER} names no entry in a ledger of the data set: the run was not billed there"
+    people, (identity, entry) = Ledger.read(file), e.claim.shared
+    permit = next((p for p in people.permits() if p.entry == entry), None)
+    if people.book.identity != identity or permit is None or entry not in people.book.begun:
+        return False, f"{file.name} does not hold the entry that {LEDGER} names, begun and not given back"
+    found = differences(permit.claim, replace(e.claim, shared=None).to_json())
+    if found or (permit.event, permit.uses) != (e.claim.event, 1):
+        return False, f"{file.name} was billed for something else: {found[0] if found else 'another event'}"
+    return True, f"{file.name}, entry {entry}"
 
 
 def _claims(e: Evidence) -> tuple[bool, str]:

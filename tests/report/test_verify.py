@@ -394,3 +394,24 @@ def test_the_end_is_that_of_the_training(run):
 
     forge.conform(run, forge.card_of(run), other)
     assert "something else ended" in failing(run)["ledger and card belong together"]
+
+
+def test_the_bill_in_the_ledger_of_the_data_set_is_found_there(run, tmp_path):
+    people = tmp_path / "people.jsonl"
+    billed = make_run(dpfy.Run(tmp_path / "billed", ledger=people)).path
+    other = make_run(dpfy.Run(tmp_path / "other", ledger=tmp_path / "others.jsonl")).path
+    what = "billed in the ledger of the data set"
+
+    def judged(place, ledger):
+        return next(f for f in verify(place, ledger=ledger) if f.what == what)
+
+    assert judged(billed, people).holds
+    assert "names no entry" in judged(run, people).detail
+    assert "does not hold the entry" in judged(other, people).detail
+    forge.rechain(people, lambda bodies: bodies[1]["claim"]["plan"].update(noise_multiplier=9.0))
+    assert "noise_multiplier" in judged(billed, people).detail
+    forge.rechain(people, lambda bodies: bodies.pop())
+    assert "begun" in judged(billed, people).detail
+    assert not judged(billed, tmp_path / "nowhere.jsonl").holds
+    with pytest.raises(InvalidInput, match="--ledger"):
+        verify(billed / "privacy.json", ledger=people)
