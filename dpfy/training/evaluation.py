@@ -19,6 +19,7 @@ from dpfy.accounting.gaussian import sigma_analytic
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records
 from dpfy.noise.strategy import Identity
@@ -49,11 +50,11 @@ class Evaluation:
     confusion: list[list[int]] | None = None
 
 
-def default_noise(epsilon: float, delta: float) -> float:
+def default_noise(epsilon: float, delta: float, adjacency: Adjacency) -> float:
     """The noise multiplier of the counts where none is given: they take about a tenth of the guarantee (epsilon, delta)."""
     if not math.isfinite(epsilon):
         raise InvalidInput("test_noise", None, "must be given where training itself has no finite epsilon")
-    return SHARE * sigma_analytic(epsilon, delta)
+    return SHARE * sigma_analytic(epsilon, delta) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
 
 
 def event(noise_multiplier: float) -> events.Event:
@@ -110,7 +111,7 @@ def billed(training: PrivateTraining, test: Records) -> Evaluation:
         raise InvalidInput("test_is", BILLED, "the run reserved no evaluation before it read the data")
     table = _counts(training, test, each=1)
     if table is None:
-        raise Unsupported("a billed evaluation of anything but classes", 'declare the test data public, or test_is="withheld"')
+        raise _no_classes()
     right = table.diagonal().sum()
     parts = [torch.stack([right, table.sum() - right])] + ([table.flatten()] if len(table) <= MOST_CLASSES else [])
     _same_records(training, test)
@@ -123,6 +124,17 @@ def billed(training: PrivateTraining, test: Records) -> Evaluation:
     error = noise * ONE_RECORD * math.hypot(1 - accuracy, accuracy) / max(held, 1.0)
     cells = counts[2:].round().clamp(min=0).long().view(classes, classes).tolist() if len(counts) > 2 else None
     return Evaluation(BILLED, {"test_accuracy": accuracy, "test_accuracy_noise": min(error, 1.0)}, cells)
+
+
+@torch.no_grad()
+def require_classes(training: PrivateTraining, test: Records) -> None:
+    """Refuse, before the first step, what :func:`billed` could not release after the last one."""
+    if _counts(training, Records(test.take(torch.zeros(1, dtype=torch.int64)))) is None:
+        raise _no_classes()
+
+
+def _no_classes() -> Unsupported:
+    return Unsupported("a billed evaluation of anything but classes", 'declare the test data public, or test_is="withheld"')
 
 
 def _same_records(training: PrivateTraining, test: Records) -> None:

@@ -105,6 +105,8 @@ def fit(
         return done
     training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update)
     with training:
+        if use == BILLED and held_out is not None:
+            evaluation.require_classes(training, held_out)
         model.train()
         noted = metrics.last_step(training.folder.path)
         step = training.captured(lambda features, targets: chosen(model(features), targets))
@@ -126,9 +128,11 @@ def fit(
 def _billed(run: str | Path | Run | RunFolder | None, plan: Plan, noise: float | None) -> Run | RunFolder:
     """The run with its evaluation, to be reserved before the data is read."""
     if isinstance(run, RunFolder):
+        if run.run.evaluation is None:
+            raise InvalidInput("run", "a folder without a billed evaluation", "give Run(evaluation=...) when the folder is made")
         return run
     whole = run if isinstance(run, Run) else Run(run if run is not None else fresh_path())
-    chosen = evaluation.default_noise(plan.epsilon, plan.delta) if noise is None else noise
+    chosen = evaluation.default_noise(plan.epsilon, plan.delta, plan.recipe.adjacency) if noise is None else noise
     return replace(whole, evaluation=chosen)
 
 

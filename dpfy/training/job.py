@@ -12,6 +12,7 @@ from torch import nn
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import events, reading
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.unit import Adjacency
 from dpfy.data import source
 from dpfy.data.config import FIELDS_OF_KIND, DataConfig
 from dpfy.data.records import Records
@@ -105,7 +106,7 @@ def evaluation_noise(config: JobConfig, plan: Plan | None = None) -> float | Non
     if privacy.test_noise is not None:
         return privacy.test_noise
     epsilon = plan.epsilon if plan is not None and privacy.noise_multiplier is not None else _asked(privacy)
-    return evaluation.default_noise(epsilon, privacy.delta)
+    return evaluation.default_noise(epsilon, privacy.delta, Adjacency.parse(privacy.adjacency))
 
 
 def _asked(privacy: PrivacyConfig) -> float:

@@ -25,6 +25,7 @@ from dpfy.data.records import Records
 from dpfy.noise.stream import NoiseStream
 from dpfy.report import evaluations
 from dpfy.training import config, evaluation, finish, job
+from dpfy.training.run import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -213,6 +214,25 @@ def test_what_has_no_classes_cannot_be_billed(tmp_path):
     test = Records((torch.randn(20, 4), torch.randn(20)))
     with pytest.raises(Unsupported, match="anything but classes"):
         evaluation.billed(stub(torch.nn.Linear(4, 1), tmp_path, 1), test)
+
+
+def test_what_cannot_be_billed_is_refused_before_the_first_step(tmp_path):
+    x, y = small.data()
+    net = torch.nn.Sequential(torch.nn.Linear(small.FEATURES, 1), torch.nn.Flatten(0))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    options = {
+        "plan": small.plan(3),
+        "optimizer": optimizer,
+        "loss": "squared_error",
+        "test": (x, y.float()),
+        "test_is": "billed",
+    }
+    with pytest.raises(Unsupported, match="anything but classes"):
+        dpfy.fit(net, (x, y.float()), run=dpfy.Run(tmp_path / "run", ledger=tmp_path / "all.jsonl"), **options)
+    assert not (tmp_path / "run").exists()
+    assert Ledger.read(tmp_path / "all.jsonl").permits() == []
+    with RunFolder(dpfy.Run(tmp_path / "run"), small.plan(3)) as folder, pytest.raises(InvalidInput, match=r"Run\(evaluation"):
+        dpfy.fit(net, (x, y), run=folder, **options)
 
 
 def billed_run(path: Path, test: object, **options: object) -> dpfy.Result:
