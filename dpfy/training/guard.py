@@ -31,7 +31,7 @@ SHARE = 0.005
 
 OUTSIDE = "only training.step may move weights; load them before the run begins, and state a rule of weights alone as Update(project=...)"
 STILL = "what is not trained must stay as it was, or it would carry data past the noise: remove it, or compute it before the run begins"
-SHAPE = "leave parameters, their requires_grad and the optimizer's groups alone while a run lasts"
+SHAPE = "leave them alone while a run lasts; what a first pass makes (caches, say), make before it with a public example"
 
 
 class Guard:

@@ -162,6 +162,20 @@ def test_what_is_written_inside_averaged_does_not_last(tmp_path, between, averag
             run(tmp_path / "run", inside)
 
 
+def test_without_an_average_the_counters_go_on_inside_averaged(tmp_path, monkeypatch):
+    """Nothing is put back, so nothing is taken as put back, also at steps at which contents are not looked at."""
+    from dpfy.training import guard
+
+    def inside(training):
+        with training.averaged():
+            overwrite(training)
+
+    monkeypatch.setattr(guard, "SHARE", 0.0)
+    monkeypatch.setattr(guard, "looks", lambda *_: False)
+    with pytest.raises(Unsupported, match=r"0\.weight, written to outside"):
+        run(tmp_path / "run", inside)
+
+
 def test_the_average_is_the_runs_own(tmp_path):
     def put(training):
         training.average["0.weight"] = torch.zeros(16, FEATURES)
