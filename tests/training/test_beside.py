@@ -568,3 +568,27 @@ def test_a_training_may_be_entered_again_to_resume(tmp_path):
     assert list(made) == [0, 1, 2, 3]
     assert all(torch.equal(value, made[step]) for step, value in seen)
     assert (tmp_path / "run" / "privacy.json").exists()
+
+
+def test_a_buffer_that_changed_unseen_does_not_survive_a_resume(tmp_path, monkeypatch):
+    """Through .data, at a step at which nobody looks, and then a checkpoint: the resumed run finds it before it goes on."""
+    from dpfy.core.errors import Corrupt
+    from dpfy.training import guard
+
+    monkeypatch.setattr(guard, "SHARE", 0.0)
+    monkeypatch.setattr(guard, "looks", lambda *_: False)
+
+    def train(resume):
+        net = Keeper("none")
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        place = dpfy.Run(tmp_path / "run", seed=3, resume=resume)
+        with dpfy.PrivateTraining(net, sgd, small.data(), small.plan(6), place) as training:
+            for batch in training.batches():
+                training.step(losses_of(net, batch))
+                if training.steps_done == 3:
+                    net.last.data.copy_(batch[0][0])
+                    break
+
+    train(resume=False)
+    with pytest.raises(Corrupt, match="a buffer or frozen weight that changed in training"):
+        train(resume=True)
