@@ -15,6 +15,8 @@ from dpfy.cli.target import save, target
 
 app = typer.Typer(help="Compare bounds, tuning routes and more, side by side.", no_args_is_help=True)
 PLOT = typer.Option(help="Also draw the table as an SVG file.")
+TUNED_STEPS = 10_000_000
+"""The longest run whose tuning is priced: beyond it the routes take minutes to compute."""
 SVG = {".svg": (b"<?xml",)}
 
 
@@ -56,10 +58,13 @@ def tuning(
     """Print what tuning costs by every route, cheapest first."""
     from dpfy.accounting.patterns import Training
     from dpfy.accounting.tuning import routes
+    from dpfy.core import check
     from dpfy.core.unit import Adjacency
 
     if plot is not None:
         target("--plot", plot, SVG)
+    check.integer("steps", steps, least=0, most=TUNED_STEPS)
+    check.integer("trials", trials, most=TUNED_STEPS)
     event = Training(noise_multiplier, sampling_rate, steps).claim().event
     found = routes(event, trials, delta, adjacency=Adjacency.parse(adjacency))
     if plot is not None:

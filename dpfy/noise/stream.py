@@ -50,6 +50,11 @@ class NoiseStream:
         """The strategy's state before the first step."""
         return self.strategy.init(like)
 
+    def require_lattice(self, like: Grads, bound: float) -> None:
+        """Refuse, before the first step, noise that `release` could not lay on a lattice for sums like these."""
+        if self.scale and math.isfinite(bound):
+            self._lattice(like, bound, gaussian.dtype_of(like), 0)
+
     def release(
         self, total: Bounded[Grads], step: int, state: State, permit: Permit, into: Grads | None = None
     ) -> tuple[Private[Grads], State]:

@@ -126,7 +126,9 @@ class PrivateTraining:
             self._check_records(self.records.rows_each, len(self.records))
             self._noise = self._stream()
             self.average = MappingProxyType(self.rule.averaging.init(self.model))
-            self._noise_state = self._noise.init({n: p for n, p in self.model.named_parameters() if p.requires_grad})
+            private: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+            self._noise_state = self._noise.init(private)
+            self._noise.require_lattice(private, self.plan.recipe.clip.bound.l2)
             self.physical_batch = self._physical_batch()
             self._clip = self.plan.recipe.clip
             self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
