@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 RUN ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: setup train test test-all test-gpu lint types fuzz bench clean
+.PHONY: setup train test test-all test-gpu mutants fuzz lint types bench clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,9 @@ test-gpu: setup
 fuzz: setup
 	$(BIN)/python tests/fuzz/fuzzer.py commands --seed $(or $(SEED),1) --start $(or $(START),0) --count $(or $(COUNT),10000)
 	$(BIN)/python tests/fuzz/fuzzer.py files --seed $(or $(SEED),1) --start $(or $(START),0) --count $(or $(COUNT),5000)
+
+mutants: setup
+	$(BIN)/python tests/mutants/run.py
 
 bench: setup
 	$(BIN)/python benchmarks/accounting.py

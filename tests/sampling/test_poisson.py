@@ -18,7 +18,7 @@ def inclusion(rate: float, seed: int = 0) -> np.ndarray:
     randomness, sampler = Randomness.for_tests(seed), PoissonSampler(rate)
     table = np.zeros((STEPS, RECORDS), dtype=bool)
     for step in range(STEPS):
-        table[step, sampler.batch(step, records=RECORDS, rng=randomness.generator("sampling", step))] = True
+        table[step, sampler.batch(step, records=RECORDS, rng=randomness.generator("sampling", sampler.address(step)))] = True
     return table
 
 

@@ -1,0 +1,129 @@
+"""Plants small mistakes in copies of the package, one at a time, and looks whether the suite notices: `make mutants`.
+
+Each entry of list.toml names a file, a piece of it, what it becomes, and what must notice: tests (paths or ids of pytest), or
+"selftest" for `dpfy audit selftest`. A mistake that nothing notices is a survivor, and survivors are a failure: then a test is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+ROOT = Path(__file__).parents[2]
+LIST = Path(__file__).with_name("list.toml")
+AREAS = ("sampling", "clipping", "noise", "ledger", "accounting", "verification", "training")
+PATIENCE = 600
+"""Seconds after which a mistake that makes the tests run for ever counts as noticed."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One small mistake: where, what was there, what stands there now, and what must notice it."""
+
+    name: str
+    area: str
+    file: str
+    was: str
+    becomes: str
+    tests: tuple[str, ...]
+
+    def planted(self, source: str) -> str:
+        """The text of its file with the mistake in it."""
+        if (found := source.count(self.was)) != 1:
+            raise ValueError(f"{self.name}: {self.was!r} stands {found} times in {self.file}, must stand once")
+        return source.replace(self.was, self.becomes)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mistake: killed, survived, or broken (the tests could not be run with it)."""
+
+    mutant: Mutant
+    state: str
+    detail: str = ""
+
+
+def mutants() -> list[Mutant]:
+    """The list."""
+    rows = tomllib.loads(LIST.read_text())["mutant"]
+    return [Mutant(**row | {"tests": tuple(row["tests"])}) for row in rows]
+
+
+def examine(mutant: Mutant | None, tests: tuple[str, ...]) -> tuple[int, str]:
+    """Run `tests` on a copy of the package with the mistake planted (none: as it is); the exit status and the end of the output."""
+    with tempfile.TemporaryDirectory(prefix="dpfy-mutant-") as folder:
+        shutil.copytree(ROOT / "dpfy", Path(folder) / "dpfy", ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            file = Path(folder) / mutant.file
+            file.write_text(mutant.planted(file.read_text()))
+        environment = os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        _require_copy(folder, environment)
+        if tests == ("selftest",):
+            command = [sys.executable, "-P", "-m", "dpfy.cli.app", "audit", "selftest"]
+        else:
+            command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        try:
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        except subprocess.TimeoutExpired:
+            return 1, f"no end after {PATIENCE} s"
+        return done.returncode, (done.stdout + done.stderr)[-2000:]
+
+
+def _require_copy(folder: str, environment: dict[str, str]) -> None:
+    """The copy, and not the project's own package, is what gets imported: else every mistake would survive, or none."""
+    command = [sys.executable, "-P", "-c", "import dpfy; print(dpfy.__file__)"]
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
+    if not found.startswith(folder):
+        raise RuntimeError(f"the copy is not what is imported, but {found.strip() or 'nothing'}")
+
+
+def judged(mutant: Mutant) -> Outcome:
+    """Killed if a test failed; an error before any test ran means that the entry itself is wrong."""
+    status, output = examine(mutant, mutant.tests)
+    if status == 1:
+        return Outcome(mutant, "killed")
+    return Outcome(mutant, "survived" if status == 0 else "broken", output)
+
+
+def main() -> int:
+    """Run the list; 0 if nothing survived."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="names or areas that contain this text")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    chosen, console = parser.parse_args(), Console(stderr=True)
+    picked = [m for m in mutants() if chosen.only in m.name or chosen.only == m.area]
+    if not picked:
+        console.print(f"--only: got {chosen.only!r}; no mutant has such a name or area")
+        return 2
+    everything = tuple(sorted({test for m in picked for test in m.tests if test != "selftest"}))
+    if everything and (status := examine(None, everything))[0]:
+        console.print(f"the tests fail without any mistake planted:\n{status[1]}", markup=False)
+        return 2
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        outcomes = list(track(pool.map(judged, picked), total=len(picked), description="mistakes", console=console))
+    bad = [o for o in outcomes if o.state != "killed"]
+    for outcome in bad:
+        console.print(f"{outcome.state}: {outcome.mutant.name} ({outcome.mutant.file})\n{outcome.detail}", markup=False)
+    counts = {state: sum(o.state == state for o in outcomes) for state in ("killed", "survived", "broken")}
+    if chosen.json:
+        print(json.dumps(counts | {"mutants": {o.mutant.name: o.state for o in outcomes}}))
+    else:
+        print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
