@@ -77,10 +77,11 @@ def off_lattice(device: torch.device, recurrence: Recurrence, kind: torch.dtype 
     """The largest distance of the kernel's values, on a lattice as releases use it, from the points of the cells in which those worked
     out here lie."""
     out, exact, _, _ = _tried(device, recurrence, kind, COARSE)
-    weight, cell = COARSE.step / DIVISOR, np.floor(exact)
-    near = np.clip(np.round(out.double().cpu().numpy() / weight - 0.5), cell - 1, cell + 1)
-    beyond = np.maximum(near - exact, exact - near - 1) * weight  # from the cell of the value, where it is another one
-    return max(_gap(out, (near + 0.5) * weight), float(beyond.max()))
+    weight, cell, gaps = COARSE.step / DIVISOR, np.floor(exact), []
+    for k in (cell - 1, cell, cell + 1):
+        beyond = np.maximum(k - exact, exact - k - 1) * weight  # from the cell of the value, where this is another one
+        gaps.append(np.maximum(_gaps(out, (k + 0.5) * weight), beyond))
+    return float(np.min(gaps, axis=0).max())
 
 
 def _tried(
@@ -109,11 +110,16 @@ def _tried(
 
 
 def _gap(found: Tensor, expected: NDArray[np.float64]) -> float:
-    """The largest distance beyond rounding to the nearest; infinite where something is not a number."""
+    """The largest distance beyond rounding to the nearest."""
+    return float(_gaps(found, expected).max())
+
+
+def _gaps(found: Tensor, expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Distances beyond rounding to the nearest; infinite where something is not a number."""
     kind = torch.finfo(found.dtype)
     rounding = 0.5 * kind.eps * 2 ** np.floor(np.log2(np.maximum(np.abs(expected), kind.tiny)))
     gap = np.abs(found.double().cpu().numpy() - expected) - rounding
-    return float(gap.max()) if np.isfinite(gap).all() else float("inf")
+    return np.where(np.isfinite(gap), gap, np.inf)
 
 
 def _values(key: bytes) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -383,3 +384,31 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert path.read_bytes() == before
     assert len(ledger.permits()) == len(Ledger.open(path).permits()) == 1
+
+
+def test_the_head_covers_every_line_before_it():
+    """A published head is that of one past only: the same last lines after another first one have another head."""
+    bodies = [{"type": "note", "kind": "first", "facts": {"value": value}} for value in (1, 2)]
+    last = {"type": "note", "kind": "last", "facts": {}}
+    heads = set()
+    for body in bodies:
+        held = Chain()
+        held.add(body)
+        held.add(last)
+        heads.add(held.head)
+    assert len(heads) == 2
+
+
+def test_a_reservation_is_synced_before_it_is_granted(tmp_path, monkeypatch):
+    """The whole line is in the file when that file itself is synced, and that comes before the permit."""
+    path = tmp_path / "ledger.jsonl"
+    ledger, synced, real = Ledger.open(path), [], os.fsync
+
+    def fsync(handle):
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            synced.append(path.read_bytes())
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    permit = ledger.reserve("training", STEP)
+    assert any(permit.entry.encode() in content and content.endswith(b"\n") for content in synced)

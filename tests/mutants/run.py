@@ -75,7 +75,9 @@ def examine(mutant: Mutant | None, tests: tuple[str, ...]) -> tuple[int, str]:
         else:
             command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+            )
         except subprocess.TimeoutExpired:
             return 1, f"no end after {PATIENCE} s"
         return done.returncode, (done.stdout + done.stderr)[-2000:]

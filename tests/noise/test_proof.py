@@ -198,3 +198,14 @@ def test_no_release_without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
         gaussian.add_(sums, Lattice.of(1.0, torch.float32, 0.0), Randomness.for_tests(0), "noise", 0)
     assert not sums["w"].any()
     proof.require.cache_clear()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("moved", "good"), [(0.0, True), (2.0, False), (-2.0, False)])
+def test_rounding_to_a_narrow_type_is_no_disagreement(monkeypatch, kind, moved, good):
+    """Values on the right points, rounded once more, are right, also where that rounding is longer than a step; others are not."""
+    exact = np.random.default_rng(3).normal(0, 40, 4000)
+    weight = proof.COARSE.step / proof.DIVISOR
+    out = torch.from_numpy((np.floor(exact) + 0.5 + moved) * weight).to(kind)
+    monkeypatch.setattr(proof, "_tried", lambda *arguments: (out, exact, None, exact))
+    assert (proof.off_lattice(torch.device("cpu"), None, kind) <= proof.TOLERANCE) is good
