@@ -41,8 +41,8 @@ def fingerprint(program: Program, end: int, losses: Ref, names: Mapping[int, str
         inputs = sorted({marks.get(r.storage, "?") for r in operation.inputs}) if _listed(operation) else [
             marks.get(r.storage, "?") for r in operation.inputs
         ]  # fmt: skip
-        dtypes = [str(r.dtype) for r in operation.outputs]
-        mark = _hash([str(operation.call), inputs, dtypes, [len(r.shape) for r in operation.outputs]])
+        kinds = sorted({f"{r.dtype} {len(r.shape)}" for r in operation.outputs})
+        mark = _hash([str(operation.call), inputs, kinds])
         for ref in (*operation.outputs, *operation.written):
             if not operation.view and not _fixed(ref, names):
                 marks[ref.storage] = mark

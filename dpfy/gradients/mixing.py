@@ -125,13 +125,12 @@ def check_apart(
     Guarantees: raises :class:`Unsupported` where they differ (on a CPU, in a single bit), where a value that Python read differs and
     where a shape does; :class:`Unrecordable` if the program does not give the losses that it was recorded with.
     """
-    keep = seen.refs
-    plain = program.run(changes[0].original(program, seen.weights) | moved, keep)
+    plain = _run(program, changes[0].original(program, seen.weights) | moved, seen.refs)
     if not moved and not _equal(plain.at(seen.losses), losses.detach(), rounding=True):
         raise Unrecordable("operations that give other losses when they are run again")
     for changed in changes:
         try:
-            other = program.run(changed.contents(program, seen.weights) | moved, keep)
+            other = _run(program, changed.contents(program, seen.weights) | moved, seen.refs)
         except Reshaped as problem:
             what = f"a step whose shapes depend on the values of the batch ({problem})"
             raise Unsupported(what, "keep every row and mask what does not count (torch.where)") from None
@@ -139,6 +138,26 @@ def check_apart(
             raise Unsupported(READ, UNREAD)
         if _differs(plain, other, seen, changed.rows):
             raise Unsupported(f"{MIXED}{_culprit(program, changed, moved, seen)}", APART)
+
+
+def _run(program: Program, contents: dict[int, torch.UntypedStorage], keep: list[Ref]) -> Memory:
+    """Run the program; an operation that fails, which tells nothing about mixing, makes it one that cannot be run again."""
+    try:
+        return program.run(contents, keep)
+    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
+        # Its message may hold values of records.
+        raise Unrecordable(f"operations that fail on other records, {type(problem).__name__}") from None
+
+
+def codes(program: Program) -> bool:
+    """Whether real numbers of the batch are turned into whole ones, which may be places in a table."""
+    return any(
+        _name(operation) == "_to_copy"
+        and operation.inputs[0].dtype.is_floating_point
+        and not operation.outputs[0].dtype.is_floating_point
+        and program.origin.get(operation.inputs[0].storage, 0) & BATCH
+        for operation in program.operations
+    )
 
 
 def check_sum(program: Program, seen: Observed, changed: Replacement) -> None:

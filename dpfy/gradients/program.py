@@ -98,9 +98,7 @@ class Program:
 
     def ref(self, t: Tensor) -> Ref:
         """Where `t` lies; a storage that was never seen is one from outside."""
-        if t.layout is not torch.strided or type(t) not in (Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
-            raise Unrecordable(f"a tensor of type {type(t).__name__}, {t.layout}")
-        storage = t.untyped_storage()
+        storage = _storage_of(t)
         index = self._index(storage)
         if index is None:
             index = self._add(storage)
@@ -113,7 +111,7 @@ class Program:
 
     def made(self, t: Tensor) -> Ref:
         """Where a tensor lies that an operation has just returned."""
-        storage = t.untyped_storage()
+        storage = _storage_of(t)
         if self._index(storage) is None:
             self._add(storage)
         return self.ref(t)
@@ -359,6 +357,18 @@ class _Functions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         finally:
             recorder.outer = outer
+
+
+def compiled() -> bool:
+    """Whether something was given to the compiler in this process; torch itself gives it one function."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and len(frames.cached_backends) > 1
+
+
+def _storage_of(t: Tensor) -> torch.UntypedStorage:
+    if t.layout is not torch.strided or type(t) not in (Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
+        raise Unrecordable(f"a tensor of type {type(t).__name__}, {t.layout}")
+    return t.untyped_storage()
 
 
 def _last_uses(work: Sequence[Operation], kept: frozenset[int]) -> dict[int, list[int]]:

@@ -7,7 +7,6 @@ run's secret. A refusal ends the run for good.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
@@ -34,10 +33,11 @@ from dpfy.gradients.mixing import (
     check_apart,
     check_flow,
     check_sum,
+    codes,
     moved_parameters,
     observe,
 )
-from dpfy.gradients.program import BATCH, CARRIED, DATA, Program, Recorder, Unrecordable
+from dpfy.gradients.program import BATCH, CARRIED, DATA, Program, Recorder, Unrecordable, compiled
 from dpfy.sampling.sampler import physical
 
 PARTS = 4
@@ -149,9 +149,9 @@ class Watch:
     def begin(self, step: int, batch: tuple[Tensor, ...], first: bool) -> None:
         """Start to record, if this is the first physical batch of a step to look at."""
         self._kind = self.kind(step) if first else Kind.NOTHING
-        if self._kind is Kind.RECORD and "torch._dynamo" in sys.modules and step != 1 and step + 1 not in self._due:
-            # Compiled code runs as it was written while it is recorded, and may round otherwise: not at a step of a resumed run that the
-            # run before recorded not. The journal of sums finds another computation there.
+        if self._kind is Kind.RECORD and step != 1 and step + 1 not in self._due and compiled():
+            # Compiled code runs as it was written while it is recorded, and may round otherwise: a resumed run must not do so where the
+            # run before it did not. Another computation is found by the journal of sums.
             self._kind = Kind.NOTHING
         if self._kind >= Kind.CHECK:
             self._pending = len(batch[0]) < 2
@@ -242,7 +242,7 @@ class Watch:
         changes = [self._replacement(losses, rows, way) for way in range(3)]
         check_apart(program, seen, losses, changes, {})
         check_sum(program, seen, changes[0])
-        far = Replacement(self._batch, self._other_records(~rows, FAR), ~rows)
+        far = Replacement(self._batch, self._other_records(~rows, 1.0 if codes(program) else FAR), ~rows)
         check_apart(program, seen, losses, [far], moved_parameters(program, params, self._step))
 
     def _through_model(self, losses: Tensor) -> None:

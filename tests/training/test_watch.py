@@ -1,0 +1,204 @@
+"""When the watch looks, what it keeps, and that a resumed run must compute what the run before it did."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import dpfy
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.training.watch import PARTS, Checks, Kind
+
+sys.path.insert(0, str(Path(__file__).parent))
+import watched
+from watched import WIDTH, Apply, ce, net, plain
+
+
+def training(path: Path, model: nn.Module, *, steps: int = 40, resume: bool = False, seed: int = 1) -> dpfy.PrivateTraining:
+    plan = dpfy.dpsgd(watched.RECORDS, 12, steps=steps).with_noise(1.0, delta=1e-3)
+    run = dpfy.Run(path / "run", seed=seed, resume=resume)
+    return dpfy.PrivateTraining(model, torch.optim.SGD(model.parameters(), lr=0.05), watched.vectors(), plan, run)
+
+
+def some_steps(path: Path, model: nn.Module, losses: watched.Losses, count: int, resume: bool = False) -> dpfy.PrivateTraining:
+    with training(path, model, resume=resume) as made:
+        for x, y in made.batches():
+            made.step(losses(model, x, y))
+            if made.steps_done == count:
+                break
+    return made
+
+
+OTHER: dict[str, watched.Losses] = {
+    "twice": lambda m, x, y: 2 * plain(m, x, y),
+    "smoothed": lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1, reduction="none"),
+    "shifted": lambda m, x, y: ce(m(x + 1), y),
+    "squared": lambda m, x, y: m(x).square().sum(1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:run .* unfinished")
+@pytest.mark.parametrize("name", OTHER)
+def test_a_resumed_run_with_another_loss_is_refused_before_it_releases(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    some_steps(tmp_path, net(), plain, 5)
+    torch.manual_seed(0)
+    model = net()
+    with pytest.raises(InvalidInput, match="resume losses"):
+        some_steps(tmp_path, model, OTHER[name], 8, resume=True)
+    assert (tmp_path / "run" / "checkpoint").exists()
+    torch.manual_seed(0)
+    some_steps(tmp_path, net(), plain, 8, resume=True)  # the right one goes on
+
+
+@pytest.mark.filterwarnings("ignore:run .* unfinished")
+def test_a_resumed_run_with_another_function_in_its_model_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    some_steps(tmp_path, Apply(torch.tanh), plain, 5)
+    torch.manual_seed(0)
+    with pytest.raises(InvalidInput, match="resume"):
+        some_steps(tmp_path, Apply(torch.relu), plain, 8, resume=True)
+
+
+class Skipping(nn.Module):
+    """One of two layers, at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = torch.tanh(self.a(x)) if random.random() < 0.5 else torch.relu(self.b(x))
+        out: Tensor = self.head(layer)
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:run .* unfinished")
+def test_a_run_that_varies_by_itself_can_be_resumed(tmp_path: Path) -> None:
+    for first in range(8):
+        random.seed(first)
+        if [random.random() < 0.5 for _ in range(2)] == [True, False]:
+            break
+    random.seed(first)
+    torch.manual_seed(0)
+    some_steps(tmp_path, Skipping(), plain, 5)
+    torch.manual_seed(0)
+    some_steps(tmp_path, Skipping(), plain, 8, resume=True)
+
+
+def test_the_fingerprint_is_durable_before_the_first_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpfy.noise.stream import NoiseStream
+
+    def release(*args: Any, **options: Any) -> None:
+        held = json.loads((tmp_path / "run" / "checkpoint" / "watch.json").read_text())
+        assert held["fingerprint"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NoiseStream, "release", release)
+    with pytest.raises(KeyboardInterrupt):
+        some_steps(tmp_path, net(), plain, 5)
+
+
+@pytest.mark.filterwarnings("ignore:run .* unfinished")
+def test_a_damaged_record_of_the_watch_is_one_line(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    some_steps(tmp_path, net(), plain, 5)
+    (tmp_path / "run" / "checkpoint" / "watch.json").write_text("{")
+    with pytest.raises(Corrupt, match=r"checkpoint/watch\.json"):
+        some_steps(tmp_path, net(), plain, 8, resume=True)
+
+
+def test_nothing_of_the_watch_is_left(tmp_path: Path) -> None:
+    model = net()
+    some_steps(tmp_path, model, plain, 40)
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    assert not _get_current_dispatch_mode_stack()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_loop_that_breaks_off_leaves_no_mode(tmp_path: Path) -> None:
+    def broken(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        some_steps(tmp_path, net(), broken, 5)
+    assert not _get_current_dispatch_mode_stack()
+
+
+def test_checks_lie_in_every_part_of_the_run_and_follow_the_secret(tmp_path: Path) -> None:
+    due = []
+    for seed in (1, 1, 2):
+        made = training(tmp_path / str(len(due)), net(), steps=1000, seed=seed)
+        with pytest.raises(ZeroDivisionError), made:
+            raise ZeroDivisionError
+        assert made.watch is not None
+        due.append(sorted(made.watch._due))
+    assert due[0] == due[1] != due[2]
+    assert [due[0][0], *[step * PARTS // 1000 for step in due[0][1:]]] == [0, *range(PARTS)]
+
+
+def test_the_step_before_a_check_is_recorded_too(tmp_path: Path) -> None:
+    """What it leaves behind is then known when it is used."""
+    made = training(tmp_path, net(), steps=200)
+    with pytest.raises(ZeroDivisionError), made:
+        raise ZeroDivisionError
+    watch = made.watch
+    assert watch is not None
+    assert watch.kind(0) is Kind.THOROUGH
+    watch._done, watch.checks.replayed = 2, 1
+    for step in sorted(watch._due)[1:]:
+        assert watch.kind(step) is Kind.CHECK
+        assert watch.kind(step - 1) >= Kind.RECORD
+    assert sum(watch.kind(step) is Kind.NOTHING for step in range(200)) >= 200 - 2 * PARTS - 2
+
+
+def unseen(mixing: bool) -> watched.Losses:
+    """A model whose operations torch's dispatcher does not show: they run in another thread."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(plain, m, x, y).result()
+
+    return losses
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "loop"])
+def test_what_cannot_be_recorded_is_looked_at_through_the_model(engine: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    made = watched.train(tmp_path, net(), unseen(False), engine=engine)
+    assert made.watch is not None
+    assert made.watch.checks.through_model
+    assert not made.watch.checks.replayed
+    assert "the model was run on changed inputs" in (tmp_path / "run" / "privacy.json").read_text()
+
+
+@pytest.mark.parametrize("change", [lambda h: h - h.detach().mean(0), lambda h: h - h.mean(0)])
+def test_and_is_refused_where_it_mixes(change: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(Unsupported, match="mix"):
+        watched.train(tmp_path, Apply(change), unseen(True))
+
+
+def test_the_card_says_what_was_not_checked() -> None:
+    assert "not checked" in Checks().words
+    assert "no other example's part changed" in Checks(recorded=3, replayed=2).words
+    assert "gradients alone" in Checks(recorded=3, through_model=2, why="x").words
+
+
+def test_real_numbers_that_are_places_in_a_table(tmp_path: Path) -> None:
+    """Records far from the data would point outside of the table."""
+    x = torch.randint(0, 5, (watched.RECORDS, 4), generator=watched.seeded()).float()
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Flatten(), nn.Linear(32, 3))
+    made = watched.train(tmp_path, model, lambda m, x, y: ce(m(x.long()), y), (x, watched.vectors()[1]))
+    assert made.watch is not None
+    assert made.watch.checks.replayed
