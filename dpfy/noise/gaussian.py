@@ -94,7 +94,7 @@ def add_(
         else:
             add_drawn_(sums, draw(sums, randomness, stream, step), lattice, divisor, into)
         return
-    total = sum(t.numel() for t in many)
+    total = sum([t.numel() for t in many])
     noise = (values for _, values in _pairs(total, dtype_of(sums), randomness.keystream(stream, step), lattice.noise))
     lay_(many, noise, lattice, divisor)
     _put(into, many)

@@ -70,28 +70,37 @@ def lay_(sums: Sequence[Tensor], noise: Iterable[Tensor], lattice: Lattice, divi
     if not sums:
         return
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums]
-    weight = lattice.step / divisor
+    sizes, weight = [row.numel() for row in rows], lattice.step / divisor
     half, phase = torch.tensor([weight / 2, lattice.phase], dtype=rows[0].dtype, device=rows[0].device).unbind()
     target, done = 0, 0
     for block in (block for piece in noise for block in _blocks(piece)):
-        used, length = 0, len(block)
-        while used < length:
-            row = rows[target]
-            size = len(row)
-            room = min(size - done, length - used)
-            part = row if room == size else row[done : done + room]
-            torch.add(phase, part, alpha=1 / lattice.step, out=part)
-            part.add_(block if room == length else block[used : used + room])
-            part.floor_()
-            torch.add(half, part, alpha=weight, out=part)
-            used, done = used + room, done + room
-            if done == size:
-                target, done = target + 1, 0
+        parts, lengths, target, done = _parts(rows, sizes, target, done, block.numel())
+        values = parts[0] if len(parts) == 1 else torch.cat(parts)
+        torch.add(phase, values, alpha=1 / lattice.step, out=values)
+        values.add_(block).floor_()
+        torch.add(half, values, alpha=weight, out=values)
+        if len(parts) > 1:
+            torch._foreach_copy_(parts, torch.split_with_sizes(values, lengths))
     for t, row in zip(sums, rows, strict=True):
-        if row.data_ptr() != t.data_ptr():
+        if not t.is_contiguous():
             t.copy_(row.view(t.shape))
+
+
+def _parts(
+    rows: Sequence[Tensor], sizes: Sequence[int], target: int, done: int, length: int
+) -> tuple[list[Tensor], list[int], int, int]:
+    """The next `length` coordinates, from `done` in row `target` on, as parts of rows with their lengths; and where the next begin."""
+    parts, lengths = [], []
+    while length or not parts:
+        room = min(sizes[target] - done, length)
+        parts.append(rows[target] if room == sizes[target] else rows[target][done : done + room])
+        lengths.append(room)
+        length, done = length - room, done + room
+        if done == sizes[target] and target + 1 < len(rows):
+            target, done = target + 1, 0
+    return parts, lengths, target, done
 
 
 def _blocks(steps: Tensor) -> Sequence[Tensor]:
     """On a CPU, parts that stay in the cache."""
-    return steps.split(BLOCK) if steps.device.type == "cpu" and len(steps) > BLOCK else (steps,)
+    return steps.split(BLOCK) if steps.device.type == "cpu" and steps.numel() > BLOCK else (steps,)

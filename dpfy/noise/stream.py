@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ class NoiseStream:
     def _added(self, recurrence: Recurrence, sums: Grads, lattice: Lattice, step: int, state: State, into: Ends) -> bool:
         """Make the noise where it is added, one pass for all; False, and nothing done, where that cannot be."""
         if recurrence.is_fresh:
-            scaled = replace(lattice, noise=lattice.noise * recurrence.fresh)
+            scaled = Lattice(lattice.step, lattice.noise * recurrence.fresh, lattice.phase)
             gaussian.add_(sums, scaled, self.randomness, self.name, step, self.divisor, into)
             return True
         from dpfy.noise import chacha
