@@ -90,7 +90,8 @@ def _parts(
     rows: Sequence[Tensor], sizes: Sequence[int], target: int, done: int, length: int
 ) -> tuple[list[Tensor], list[int], int, int]:
     """The next `length` coordinates, from `done` in row `target` on, as parts of rows with their lengths; and where the next begin."""
-    parts, lengths = [], []
+    parts: list[Tensor] = []
+    lengths: list[int] = []
     while length or not parts:
         room = min(sizes[target] - done, length)
         parts.append(rows[target] if room == sizes[target] else rows[target][done : done + room])
