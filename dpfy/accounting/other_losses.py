@@ -39,6 +39,8 @@ class LaplacePair(Density):
         return float(self._atoms()[0].max())
 
     def _ratio(self, t: Array) -> Array:
+        if self.rate == 1:
+            return t
         with np.errstate(over="ignore"):
             near = np.log1p(self.rate * np.expm1(np.minimum(t, 1.0)))
         far = t + np.log(self.rate + (1 - self.rate) * np.exp(-np.maximum(t, 1.0)))
@@ -208,9 +210,11 @@ def subsample_atoms(base: Atoms, rate: float, added: bool) -> Atoms:
     """A discrete mechanism on a Poisson sample: P and Q swapped when `added`."""
     rows = []
     for loss, p in zip(base.losses, base.probabilities, strict=True):
-        q = p * math.exp(-loss)
+        if p == 0:
+            continue
+        log_q = math.log(p) - loss
         ratio = math.log1p(rate * math.expm1(loss)) if loss < 30 else loss + math.log(rate + (1 - rate) * math.exp(-loss))
-        rows.append((-ratio, q) if added else (ratio, q * math.exp(ratio)))
+        rows.append((-ratio, math.exp(log_q)) if added else (ratio, math.exp(log_q + ratio)))
     return Atoms(tuple(r[0] for r in rows), tuple(r[1] for r in rows), 0.0 if added else rate * base.infinity)
 
 
@@ -227,7 +231,7 @@ def discrete_laplace(parameter: float, sensitivity: int) -> Atoms:
 
 
 def discrete_gaussian(sigma: float, sensitivity: int) -> Atoms:
-    """Discrete Gaussian noise moved by `sensitivity`; where a mass is below the least float, 38 sigma out, it counts as zero."""
+    """Discrete Gaussian noise moved by `sensitivity`; a mass below 1e-300, 37 sigma out, counts as zero."""
     if 39 * sigma + sensitivity > MOST_POINTS // 4:
         raise Unsupported(f"a discrete Gaussian of sigma {sigma:g} and sensitivity {sensitivity}", "use --accountant zcdp or rdp")
     reach = math.ceil(39 * sigma) + sensitivity
@@ -235,5 +239,5 @@ def discrete_gaussian(sigma: float, sensitivity: int) -> Atoms:
     p = np.exp(-(x.astype(np.float64) ** 2) / (2 * sigma**2))
     p /= p.sum()
     losses = sensitivity * (sensitivity - 2.0 * x) / (2 * sigma**2)
-    keep = p > 0
+    keep = p > 1e-300
     return Atoms(tuple(losses[keep].tolist()), tuple(p[keep].tolist()))

@@ -90,3 +90,39 @@ def test_the_odometer_grows_and_costs_more_than_a_plan_fixed_in_advance() -> Non
     only = RenyiOdometer(1e-6).epsilon([ev.Gaussian(2.0)], PAIR)
     best = 1 / 8 + math.sqrt(2 * math.log(2e6) / 4)  # a / (2 sigma^2) + log(2/delta) / (a - 1), at the best order
     assert best <= only <= 1.001 * best
+
+
+def test_every_order_has_only_its_share_of_delta() -> None:
+    """The deltas of all orders add up to the budget's: an order that took all of it alone would admit more than the union bound allows."""
+    admits, first = RenyiFilter(1.0, 1e-5), ev.Gaussian(20.0)
+    orders = admits._orders(first, PAIR)
+    assert sum(share for _, share in orders) == pytest.approx(1e-5, rel=1e-12)
+    assert max(share for _, share in orders) <= 5e-6
+    # One Gaussian run: the reading is that of the best order with its own share, by the closed form of its divergence.
+    noise = 4.0
+    run = ev.Gaussian(noise)
+    right = min(cost(order, order / (2 * noise**2), share) for order, share in admits._orders(run, PAIR))
+    whole = min(cost(order, order / (2 * noise**2), 1e-5) for order, _ in admits._orders(run, PAIR))
+    assert admits.spent_epsilon([run], PAIR) == pytest.approx(right, rel=1e-9)
+    assert admits.spent_epsilon([run], PAIR) > whole * 1.01
+    between = RenyiFilter((right + whole) / 2, 1e-5)
+    assert between.why_not([], run, PAIR) is not None
+
+
+def test_the_favourite_order_is_fixed_by_the_first_run_alone() -> None:
+    """Chosen anew from all runs it would depend on outputs, and the union bound over the orders would not hold."""
+    from dpfy.accounting.rdp import divergences
+
+    first, second = ev.PoissonSampled(0.01, ev.Gaussian(0.6)), ev.Gaussian(1.5)
+    admits = RenyiFilter(6.0, 1e-6)
+    both = ev.Composed((first, second))
+
+    def reading(orders: list[tuple[float, float]]) -> float:
+        sums = divergences(both, PAIR, tuple(order for order, _ in orders))
+        return min(cost(order, float(total), share) for (order, share), total in zip(orders, sums, strict=True))
+
+    fixed, anew = reading(admits._orders(first, PAIR)), reading(admits._orders(both, PAIR))
+    assert fixed > anew * 1.001  # the difference shows here
+    assert admits.spent_epsilon([first, second], PAIR) == pytest.approx(fixed, rel=1e-9)
+    barely = RenyiFilter(anew * 1.0005, 1e-6)
+    assert barely.why_not([first], second, PAIR) is not None
