@@ -289,7 +289,8 @@ class Atoms:
             return values[0], spacing
         steps = np.diff(values)
         least = float(steps.min())
-        even = bool(np.allclose(steps / least, np.rint(steps / least), rtol=0, atol=1e-9))
+        few = values[-1] - values[0] < MOST_POINTS * least  # beyond that every number looks whole
+        even = few and bool(np.allclose(steps / least, np.rint(steps / least), rtol=0, atol=1e-9))
         width = least if even else values[-1] - values[0]
         return values[-1], width / max(1, math.ceil(width / spacing))
 

