@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,6 +19,8 @@ from dpfy.training.runtime import Runtime
 
 PATHS = {("data", "dir"), ("data", "path"), ("data", "labels_path"), ("data", "test_path"), ("data", "test_labels_path"),
          ("data", "schema"), ("ledger", "path")}  # fmt: skip
+LEAST, MOST = 1e-12, 1e9
+"""Learning rates and clip norms beyond these make weights that are no numbers, or none that move."""
 OPTIMIZERS = ("sgd", "adam", "adamw", "ftrl")
 
 
@@ -94,8 +97,11 @@ class TrainingConfig:
             check.integer("training.steps", self.steps, most=check.STEPS)
         if self.epochs is not None and self.steps is not None:
             raise InvalidInput("training.steps", self.steps, "give epochs or steps, not both")
-        check.positive_or_infinite("training.clip_norm", self.clip_norm)
-        check.positive("training.learning_rate", self.learning_rate)
+        if MOST < check.positive_or_infinite("training.clip_norm", self.clip_norm) < math.inf:
+            raise InvalidInput("training.clip_norm", self.clip_norm, f"must be at most {MOST:g}, or infinite to clip nothing")
+        if not LEAST <= check.positive("training.learning_rate", self.learning_rate) <= MOST:
+            rule = f"must lie between {LEAST:g} and {MOST:g}: weights are float32"
+            raise InvalidInput("training.learning_rate", self.learning_rate, rule)
         check.fraction("training.momentum", self.momentum)
         check.fraction("training.average", self.average)
 
