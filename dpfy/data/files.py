@@ -18,7 +18,7 @@ ENVIRONMENT = "DPFY_DATA"
 
 def unpacked(packed: int) -> int:
     """The most bytes that a compressed file of `packed` bytes may hold: honest data shrinks to a two-hundredth at best."""
-    return min(reading.MOST_DATA, max(256 << 20, 200 * packed))
+    return min(reading.MOST_DATA, max(64 << 20, 200 * packed))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ import files
 import sandbox
 from harness import Case, Findings, Worker, changed, judged, snapshot
 
+FRESH = 500
+"""Cases that share a process: memory that libraries keep must not be laid to a later case."""
 SLOW = 3.0
 """Seconds worth a remark."""
 KINDS = {"commands": commands.cases, "files": files.cases}
@@ -33,6 +35,8 @@ def fuzz(kind: str, seed: int, start: int, count: int, home: Path, *, show: bool
             if case.prepare is not None:
                 case.prepare(place / commands.FOLDER)
                 before = snapshot(place)
+            if number % FRESH == FRESH - 1:
+                worker.stop()
             answer = worker.ask(case)
             after = snapshot(place)
             touched = changed(before, after)
