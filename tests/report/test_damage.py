@@ -202,9 +202,11 @@ def test_no_string_of_a_card_reaches_the_terminal_as_a_command(whole, tmp_path, 
         assert code != 0
         assert "\x1b" not in text
         assert "\nrun: verified" not in text
-    name = tmp_path / "evil\x1b[2Jname"
-    shutil.copytree(whole, name)
-    assert "\x1b" not in shown(capsys, "verify", name)[1]
+    name = shutil.copytree(run, tmp_path / "evil\x1b[2J\nrun: verified\nname")
+    code, text = shown(capsys, "verify", name)
+    assert code == 1
+    assert "\x1b" not in text
+    assert "\nrun: verified" not in text
 
 
 def test_a_page_shows_names_literally():
