@@ -224,7 +224,7 @@ class Watch:
         _require_recorded(program)
         end, params = len(program.operations), list(trainable(self.model).values())
         check_flow(program, program.ref(losses), [*self.model.parameters(), *self.model.buffers()])
-        if self._done < 2:
+        if self._done < 2 or self._kind >= Kind.CHECK:
             self._compare(program, end, losses)
         if self._kind < Kind.CHECK:
             return
