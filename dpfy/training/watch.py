@@ -29,6 +29,8 @@ from dpfy.gradients.engine import trainable
 from dpfy.gradients.fingerprint import FIELD, difference, fingerprint, joined, scaled_by_size
 from dpfy.gradients.mixing import (
     APART,
+    READ,
+    UNREAD,
     Replacement,
     check_apart,
     check_flow,
@@ -213,6 +215,8 @@ class Watch:
             self.checks.replayed += kind >= Kind.CHECK
         except Unrecordable as problem:
             self.checks.why = str(problem)
+            if any(operation.read for operation in program.operations):
+                raise Unsupported(READ, UNREAD) from None
             if kind >= Kind.CHECK:
                 self._through_model(losses)
         self._carried = program.alive(BATCH | CARRIED)
