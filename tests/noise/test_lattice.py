@@ -25,7 +25,7 @@ from dpfy.noise.blt import Blt
 from dpfy.noise.dense import dense
 from dpfy.noise.gaussian import dtype_of
 from dpfy.noise.inverse import inverse_square_root_banded
-from dpfy.noise.lattice import FINENESS, LOST, Lattice, with_rounding
+from dpfy.noise.lattice import FINENESS, LOST, Lattice, lay_, with_rounding
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.shard import Shard
 from dpfy.noise.strategy import Grads, Identity, Strategy
@@ -239,6 +239,19 @@ def test_a_sum_far_below_the_spacing_of_the_noise_is_not_lost(dtype):
         total = torch.tensor(steps, dtype=dtype)
         mean = float((torch.add(phases, total).double() - total.double()).mean()) - offset
         assert abs(mean) <= LOST * torch.finfo(torch.float32).eps
+
+
+def test_sums_are_rounded_at_random():
+    """By the phase: without noise a sum between two points goes to either, and to itself in the mean."""
+    phases = (np.arange(400) + 0.5) / 400 - 0.5
+    for steps in (0.0, 0.25, -3.1, 1000.7):
+        landed = []
+        for phase in phases:
+            total = torch.tensor([steps * 0.5, 0.0])
+            lay_([total], [torch.zeros(2)], Lattice(0.5, 1.0, phase), 4.0)
+            landed.append(float(total[0]) * 4 / 0.5)
+        assert len(set(landed)) == 2
+        assert abs(np.mean(landed) - steps) < 1e-2
 
 
 def test_rounding_is_in_the_bound():
