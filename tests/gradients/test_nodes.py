@@ -258,7 +258,11 @@ def test_autocast_remembers_no_weight_without_its_gradient(kind: str, device: st
                 losses = losses_of(model, x)
             found[engine.name] = engine.bounded_sum(losses, FlatClip(0.3)).value
         engine.detach()
-    assert distance(found["bookkeeping"], found["loop"]) < 2e-2
+    # In bfloat16 a contribution is clipped a little more, for what the rounding of its factors may add: compare what is left of it.
+    length = {name: sum(float(g.double().square().sum()) for g in total.values()) ** 0.5 for name, total in found.items()}
+    shorter = length["bookkeeping"] / length["loop"]
+    assert 0.95 < shorter < 1.01
+    assert distance({name: g / shorter for name, g in found["bookkeeping"].items()}, found["loop"]) < 2e-2
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
