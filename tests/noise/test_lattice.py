@@ -94,8 +94,8 @@ def at_most(count: int, trials: int) -> float:
 @pytest.mark.parametrize(("coordinates", "touched"), [(48, 48), (2, 1)])
 @pytest.mark.parametrize("flags", [off_the_grid, not_a_multiple])
 def test_no_output_is_impossible_without_the_record(device, dtype, scale, divisor, coordinates, touched, flags: Flags):
-    """Many releases in each world. With noise added in floating point the attacker is never wrong and often right: in 97 of 100 releases
-    over 48 coordinates, in one of three with the whole record in one coordinate."""
+    """Many releases in each world. With noise added in floating point the attacker is never wrong and often right: in 99 of 100 releases
+    over 48 coordinates, in 12 to 37 of 100 with the whole record in one coordinate (too few to be seen here at scale 1.3)."""
     trials = 1000 if coordinates == 2 else 200
     flagged = []
     for world, total in enumerate(worlds(coordinates, touched, dtype, device)):
