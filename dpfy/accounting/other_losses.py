@@ -215,6 +215,9 @@ def subsample_atoms(base: Atoms, rate: float, added: bool) -> Atoms:
         log_q = math.log(p) - loss
         ratio = math.log1p(rate * math.expm1(loss)) if loss < 30 else loss + math.log(rate + (1 - rate) * math.exp(-loss))
         rows.append((-ratio, math.exp(log_q)) if added else (ratio, math.exp(log_q + ratio)))
+    unseen = 1 - math.fsum(math.exp(math.log(p) - loss) for loss, p in zip(base.losses, base.probabilities, strict=True) if p > 0)
+    if unseen > 1e-13:  # where the mass of P underflows, the alternative's need not
+        rows.append((-math.log1p(-rate), unseen) if added else (math.log1p(-rate), (1 - rate) * unseen))
     return Atoms(tuple(r[0] for r in rows), tuple(r[1] for r in rows), 0.0 if added else rate * base.infinity)
 
 

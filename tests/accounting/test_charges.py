@@ -122,6 +122,7 @@ def test_true_losses_obey_the_laws() -> None:
         (ev.SampledWithReplacement(10, 30, ev.Gaussian(5.0)), REPLACE),
         (ev.Laplace(0.01), ADD),
         (ev.PoissonSampled(0.3, ev.DiscreteGaussian(0.4, 2)), ADD),
+        (ev.PoissonSampled(0.3, ev.DiscreteGaussian(0.05, 3)), ADD),
         (ev.GaussianMixture(0.5, tuple(map(float, range(40))), tuple([1 / 40] * 40)), ADD),
     ):
         for release, _ in composition(event, adjacency).releases:
