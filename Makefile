@@ -33,7 +33,7 @@ test-all: lint types
 	$(BIN)/pytest -m "not gpu"
 
 test-gpu: setup
-	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py
+	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py tests/training/test_mixing_cuda.py tests/training/test_spent.py
 
 fuzz: setup
 	$(BIN)/python tests/fuzz/fuzzer.py commands --seed $(or $(SEED),1) --start $(or $(START),0) --count $(or $(COUNT),10000)

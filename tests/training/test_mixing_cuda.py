@@ -1,0 +1,70 @@
+"""On a GPU too: models and losses that mix are refused, and those that do not are trained, by every engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpfy.core.errors import Unsupported
+
+sys.path.insert(0, str(Path(__file__).parent))
+import watched
+from watched import CLASSES, LENGTH, WIDTH, Apply, ce, net, plain
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+ENGINES = ["loop", "batched", "bookkeeping"]
+
+
+def divided(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    losses = ce(model(x), y)
+    return losses / losses.detach().mean()
+
+
+class Encoder(nn.Module):
+    """A layer of torch's own transformer, and a mean over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(x).mean(1))
+        return out
+
+
+MIXED = {
+    "batch mean": lambda: (Apply(lambda h: h - h.mean(0)), plain, watched.vectors()),
+    "detached batch mean": lambda: (Apply(lambda h: h - h.detach().mean(0)), plain, watched.vectors()),
+    "batch attention": lambda: (Apply(lambda h: torch.softmax(h @ h.T, 1) @ h), plain, watched.vectors()),
+    "divided by the mean": lambda: (net(), divided, watched.vectors()),
+}
+APART = {
+    "perceptron": lambda: (net(), plain, watched.vectors()),
+    "dropout": lambda: (net(nn.Linear(WIDTH, 8), nn.Dropout(0.3), nn.Linear(8, CLASSES)), plain, watched.vectors()),
+    "convolutions": lambda: (
+        net(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES)),
+        plain,
+        watched.images(),
+    ),
+    "sequences": lambda: (net(nn.Flatten(), nn.Linear(LENGTH * WIDTH, CLASSES)), plain, watched.sequences()),
+    "encoder": lambda: (Encoder(), plain, watched.sequences()),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", MIXED)
+def test_mixing_is_refused(tmp_path, case, engine):
+    with pytest.raises(Unsupported, match="mix examples"):
+        watched.train(tmp_path, *MIXED[case](), device="cuda", engine=engine, batch=32)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", APART)
+def test_what_does_not_mix_is_trained(tmp_path, case, engine):
+    watched.train(tmp_path, *APART[case](), device="cuda", engine=engine, batch=32)
+    assert (tmp_path / "run" / "privacy.json").is_file()
