@@ -80,8 +80,9 @@ def following(
                 norm = training.clip.norm  # type: ignore[attr-defined]
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * first / norm
+                before = training.steps_done
                 training.step(functional.cross_entropy(model(x), y, reduction="none"))
-                if (done := training.steps_done) % every == 0:
+                if (done := training.steps_done) > before and done % every == 0:  # a step may take several physical batches
                     scores = {"step": done, "epsilon": plan.epsilon_after(done), "clip_norm": norm, **_scores(model, held_out)}
                     rows.append({k: number(v) for k, v in scores.items()})
             epsilon = training.guarantee().epsilon(plan.delta)

@@ -149,7 +149,8 @@ class Watch:
         ]
 
     def begin(self, step: int, batch: tuple[Tensor, ...], first: bool) -> None:
-        """Start to record, if this is the first physical batch of a step to look at."""
+        """Start to record, if this is the first physical batch of a step to look at. What was begun and never ended is left."""
+        self.close()
         self._kind = self.kind(step) if first else Kind.NOTHING
         if self._kind is Kind.RECORD and step != 1 and step + 1 not in self._due and compiled():
             # Compiled code runs as it was written while it is recorded, and may round otherwise: a resumed run must not do so where the
