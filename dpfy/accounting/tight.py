@@ -34,6 +34,8 @@ COARSE = 5e-3
 """Relative accuracy of the first pass, which finds where to look closely."""
 CUT = 1e-4
 """The part of delta that pays for capping outliers."""
+UNTILTED, CERTAIN = 1e-9, 40.0
+"""A tilt that changes nothing, and how many standard deviations above epsilon the mean loss may lie before delta counts as 1."""
 NEGLIGIBLE = -80.0
 """Below this log of delta the Chernoff bound itself is reported."""
 
@@ -159,6 +161,9 @@ class TightCurve:
             return 1.0
         if epsilon >= whole.top:
             return whole.infinity * (1 + 1e-9)
+        usual = whole.log_mgf(UNTILTED)
+        if usual.mean - epsilon > CERTAIN * math.sqrt(max(usual.variance, 0.0)):
+            return 1.0  # nearly every loss is larger: delta is 1 to three digits, and no lattice needs to say so
         best, log_bound = chernoff(whole, epsilon)
         answer = min(1.0, whole.infinity + math.exp(min(0.0, log_bound)) * (1 + 1e-6))
         if log_bound < NEGLIGIBLE:

@@ -254,3 +254,11 @@ def test_large_orders_of_a_sampled_discrete_gaussian_are_not_cut_short() -> None
     continuous = divergences(ev.PoissonSampled(0.3, ev.Gaussian(2.0)), ADD, orders)
     assert (discrete >= continuous * 0.98).all()
     assert (discrete <= continuous * 1.2).all()
+
+
+def test_a_delta_that_is_surely_one_needs_no_lattice(monkeypatch):
+    """Far below the mean loss delta is 1; a lattice fine enough to say so took minutes at hundreds of millions of steps."""
+    curve = tight.Tight().curve(ev.Repeated(ev.PoissonSampled(0.02, ev.Gaussian(1.2)), 735_072_529), Adjacency.ADD_OR_REMOVE_ONE)
+    monkeypatch.setattr(tight, "compose_sum", lambda *arguments, **options: pytest.fail("a lattice was made"))
+    assert curve.delta(0.0) == 1.0
+    assert curve.delta(1000.0) == 1.0
