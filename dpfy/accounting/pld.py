@@ -181,9 +181,13 @@ def compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding, ro
     """
     for _ in range(8):
         try:
-            return _compose_sum(total, saddle, final, rounding, 0.0 if rough else math.exp(min(saddle.excess, 60.0)))
+            made = _compose_sum(total, saddle, final, rounding, 0.0 if rough else math.exp(min(saddle.excess, 60.0)))
         except TooFine:
             final *= 1.7
+            continue
+        if made.weights.any():
+            return made
+        break  # every mass has underflowed: nothing can be read off
     raise Unsupported("this composition (its loss spans too many scales)", "ask for a larger delta, or use --accountant rdp")
 
 

@@ -262,3 +262,11 @@ def test_a_delta_that_is_surely_one_needs_no_lattice(monkeypatch):
     monkeypatch.setattr(tight, "compose_sum", lambda *arguments, **options: pytest.fail("a lattice was made"))
     assert curve.delta(0.0) == 1.0
     assert curve.delta(1000.0) == 1.0
+
+
+def test_masses_that_all_underflow_leave_the_bound_without_a_lattice():
+    """Noise of 1e12 over 1.6e11 steps: the steps of the loss are lost in its digits."""
+    event = ev.Repeated(ev.PoissonSampled(0.02, ev.Gaussian(1e12)), 162_048_010_400)
+    curve = tight.Tight().curve(event, Adjacency.ADD_OR_REMOVE_ONE)
+    assert 0 <= curve.epsilon(1e-5) < 1
+    assert curve.epsilon_lower(1e-5) <= curve.epsilon(1e-5)
