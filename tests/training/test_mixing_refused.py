@@ -43,6 +43,18 @@ class Gated(nn.Module):
         return self.head(h + self.gate * attention(h))
 
 
+class TwoGates(Gated):
+    """Behind two gates, both at zero: neither has a gradient, so only moved parameters show what is behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return self.head(h + self.gate * self.second * attention(h))
+
+
 class ZeroProjection(Gated):
     """The same behind a projection that starts at zero."""
 
@@ -153,6 +165,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "batch attention": lambda: Apply(attention),
     "batch attention detached": lambda: Apply(lambda h: h + attention(h.detach())),
     "gate at zero": Gated,
+    "two gates at zero": TwoGates,
     "projection at zero": ZeroProjection,
     "cumulative sum": lambda: Apply(lambda h: h.cumsum(0)),
     "neighbour": lambda: Apply(lambda h: h + h.roll(1, 0)),
