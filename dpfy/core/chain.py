@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from dpfy.core.storage import write_atomically
 ORIGIN = "0" * 64
 MOST = 256 << 20
 """No chain is longer than this, in bytes."""
+BEGINS = b'{"body":'
+"""How every line begins."""
 
 
 @dataclass
@@ -56,6 +59,22 @@ def read(path: Path) -> Chain:
     chain = parse(path.name, text)
     _within(path.name, text, chain, mark)
     return chain
+
+
+def recognise(path: Path) -> None:
+    """Refuse a file that holds something else, before anybody opens it for writing."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return  # not there, or nothing that can be read: opening it for writing says why
+    try:
+        first = os.read(handle, len(BEGINS)) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+    except OSError:
+        return
+    finally:
+        os.close(handle)
+    if not BEGINS.startswith(first):
+        raise Corrupt(path.name, "line 1 is not a ledger entry")
 
 
 def load(path: Path, handle: int) -> Chain:

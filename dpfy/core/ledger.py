@@ -55,7 +55,9 @@ class Ledger:
         cls, path: Path, *, unit: Unit = EXAMPLE, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, budget: Budget | None = None
     ) -> Ledger:
         """Open the ledger at `path`, creating it with this unit, adjacency and budget; an existing one must have the same."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        chain.recognise(path)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
         terms = {"unit": {"name": unit.name, "most_records": unit.most_records}, "adjacency": adjacency.value}
         terms["budget"] = budget.to_json() if budget else None  # type: ignore[assignment]
         ledger = cls(path)

@@ -189,6 +189,15 @@ def test_foreign_or_missing_ledger(tmp_path):
         Ledger.read(path)
 
 
+def test_a_file_that_is_no_ledger_is_never_opened_for_writing(tmp_path, monkeypatch):
+    path = tmp_path / "notes.txt"
+    path.write_text("somebody's notes\n")
+    monkeypatch.setattr("dpfy.core.ledger.locked", lambda *_, **__: pytest.fail("opened for writing"))
+    with pytest.raises(Corrupt, match="line 1 is not a ledger entry"):
+        Ledger.open(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_one_holder_at_a_time(tmp_path):
     with hold(tmp_path / "lock", "run x"), pytest.raises(Busy, match="run x"), hold(tmp_path / "lock", "run x"):
         pass

@@ -177,11 +177,15 @@ def judged(case: Case, found: dict[str, Any], touched: list[str]) -> Iterator[st
         if out and not asked:
             yield f"a refusal says nothing on standard output: {out[:200]!r}"
     owns = case.keeps if status == 2 else case.owns + case.keeps
-    foreign = [name for name in touched if not any(name == own or name.startswith(own + "/") for own in owns)]
+    foreign = [name for name in touched if not any(_within(name, own) or _within(own, name) for own in owns)]
     if foreign:
         yield f"{'left behind' if status == 2 else 'touched'}: {foreign[:4]}"
     if partial := [name for name in touched if name.endswith(".part")]:
         yield f"half-written: {partial[:3]}"
+
+
+def _within(name: str, place: str) -> bool:
+    return name == place or name.startswith(place + "/")
 
 
 def asked_for_help(out: str) -> bool:
