@@ -173,8 +173,8 @@ def _measure(parts: list[Contribution]) -> list[tuple[Tensor, Contribution]]:
 
 def _gram_norms(parts: list[Contribution]) -> list[Tensor]:
     outers = [part for part in parts if isinstance(part, Outer)]
-    found = kernels.gram_estimate([part.left for part in outers], [part.right for part in outers])
-    return list(found.upper[0].unsqueeze(1).unbind(0))
+    found = kernels.gram_uppers([part.left for part in outers], [part.right for part in outers])
+    return list(found.unsqueeze(1).unbind(0))
 
 
 def _row_norms(parts: list[Contribution]) -> list[Tensor]:

@@ -98,7 +98,7 @@ class Convolution:
         """Norms by the kernels. On tensor cores norms and sums come from the same products, to the bit, so that nothing can cancel."""
         walk = self._walk()
         if self._few:
-            return walks.gram_estimate(walk).upper
+            return walks.gram_upper(walk)
         squares = walks.norms(walk).sum(0, dtype=torch.float64).add_(self.width * rounding.least(self.dtype))
         return squares[None] if walks.reduced(self.grads) else self._estimate(squares).upper
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.rounding import Estimate, Gram, GramRounding, gamma, of_factors, unit
+from dpfy.gradients.rounding import Estimate, Gram, GramRounding, gamma, least, of_factors, unit
 
 try:
     import triton
@@ -216,6 +216,46 @@ if triton is not None:
             tl.store(out + column, tl.sum(total, axis=0), mask=column < width)
 
     @triton.jit
+    def _upper_kernel(
+        sums, out, layer_stride, sum_stride, parts, batch, n_root, n_n_eta, left_least, right_least,
+        left_gamma, right_gamma, terms_gamma, left_factor, right_factor, added,
+        TILE: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        """``GramRounding.estimate(...).upper`` of one layer and some examples, from partial sums; see there for what is computed."""
+        layer = tl.program_id(1)
+        row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        base = sums + layer * layer_stride + row[None, :]
+        products = tl.zeros((BLOCK,), dtype=tl.float64)
+        left_trace = tl.zeros((BLOCK,), dtype=tl.float64)
+        right_trace = tl.zeros((BLOCK,), dtype=tl.float64)
+        left_square = tl.zeros((BLOCK,), dtype=tl.float64)
+        right_square = tl.zeros((BLOCK,), dtype=tl.float64)
+        for start in range(0, parts, TILE):
+            part = start + tl.arange(0, TILE)
+            mask = (part < parts)[:, None] & (row < batch)[None, :]
+            where = base + part[:, None] * batch
+            products += tl.sum(tl.load(where, mask=mask, other=0.0).to(tl.float64), axis=0)
+            left_trace += tl.sum(tl.load(where + sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0)
+            right_trace += tl.sum(tl.load(where + 2 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0)
+            left_square += tl.sum(tl.load(where + 3 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0)
+            right_square += tl.sum(tl.load(where + 4 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0)
+        loose = 1.03125
+        left_size = left_trace * loose + left_least
+        right_size = right_trace * loose + right_least
+        left_wrong = left_size * left_gamma + left_least
+        right_wrong = right_size * right_gamma + right_least
+        left_gram = tl.where(left_square < float("inf"), tl.sqrt(left_square), left_trace) * loose + n_root + left_wrong
+        right_gram = tl.where(right_square < float("inf"), tl.sqrt(right_square), right_trace) * loose + n_root + right_wrong
+        error = left_wrong * right_gram + right_wrong * left_gram + left_gram * right_gram * terms_gamma + n_n_eta
+        rounding = tl.sqrt(left_size * right_size) * (added * loose)
+        if left_factor > 0:  # not 0 times infinity
+            rounding += tl.sqrt(left_size * right_gram) * (left_factor * loose)
+        if right_factor > 0:
+            rounding += tl.sqrt(right_size * left_gram) * (right_factor * loose)
+        norm = tl.sqrt(tl.where(products < 0, 0.0, products) + error) + rounding  # NaN stays NaN
+        tl.store(out + layer * batch + row, norm * norm, mask=row < batch)
+
+    @triton.jit
     def _scale_rows_kernel(t, weights, out, width, BLOCK: tl.constexpr):
         """A part of one row times its weight."""
         row = tl.program_id(1)
@@ -309,24 +349,49 @@ def gram_estimate(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> E
 
     left [batch, positions, p], right [batch, positions, d], or an integer index [batch, positions]: rows of an embedding.
     """
-    left, rows = lefts[0], rights[0].dim() == 2
+    return _gram_rounding(lefts[0], rights[0]).estimate(
+        Gram(*gram_sums(lefts, rights, tile).sum(2, dtype=torch.float64).unbind(1))
+    )
+
+
+def gram_uppers(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tensor:
+    """``gram_estimate(...).upper`` without its first dimension: [layers, batch], in one launch more than the sums."""
+    return upper(_gram_rounding(lefts[0], rights[0]), gram_sums(lefts, rights, tile))
+
+
+def upper(how: GramRounding, sums: Tensor) -> Tensor:
+    """``how.estimate(sums).upper`` of [layers, 5, parts, batch] partial sums in float32: [layers, batch] in float64, in one launch."""
+    layers, _, parts, batch = sums.shape
+    out = torch.empty(layers, batch, dtype=torch.float64, device=sums.device)
+    eta, n, up = least(torch.float32), how.positions, 1 + 2.0**-20  # the kernel takes its numbers rounded to float32
+    gammas = (gamma(terms, torch.float32) * up for terms in (how.left, how.right, how.terms))
+    _upper_kernel[(triton.cdiv(batch, 16), layers)](
+        sums, out, sums.stride(0), sums.stride(1), parts, batch, n * eta**0.5 * up, n * n * eta * up, n * how.left * eta * up,
+        n * how.right * eta * up, *gammas, how.left_factor * up, how.right_factor * up, how.added * up,
+        TILE=min(64, triton.next_power_of_2(parts)), BLOCK=16, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _gram_rounding(left: Tensor, right: Tensor) -> GramRounding:
+    """How the Gram kernel and the weighted sum round."""
+    rows = right.dim() == 2
     tensor_cores = left.dtype != torch.float32 or _precision(left) == "tf32"
     run, each = _run(left), 2 if tensor_cores else 1  # tensor cores cut digits off where they do not round
 
     def terms(width: int) -> int:
         return each * (min(width, run) + -(-width // run)) + 2
 
-    positions, p, d = left.shape[1], left.shape[2], 1 if rows else rights[0].shape[2]
+    positions, p, d = left.shape[1], left.shape[2], 1 if rows else right.shape[2]
     narrow = unit(torch.bfloat16)
     before = narrow if left.dtype == torch.float32 and tensor_cores else 0.0  # for the Gram matrices
     product = 0.0 if rows else of_factors(left.dtype, left.device)  # for the weighted sum
     scaled = narrow if left.dtype == torch.bfloat16 else 0.0
-    how = GramRounding(
+    return GramRounding(
         positions, terms(p), 0 if rows else terms(d), 2 * 128 + 8,
         before + product + (scaled if rows or p < d else 0.0), 0.0 if rows else before + product + (scaled if p >= d else 0.0),
         gamma(positions + 8, torch.float32),
     )  # fmt: skip
-    return how.estimate(Gram(*gram_sums(lefts, rights, tile).unbind(1)))
 
 
 def gram_estimates(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list[Estimate]:
@@ -336,7 +401,7 @@ def gram_estimates(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> 
 
 
 def gram_sums(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tensor:
-    """The sums of ``rounding.Gram`` for each of many layers of one shape, in one launch: [layers, 5, batch] in float64."""
+    """The sums of ``rounding.Gram`` for each of many layers of one shape, in one launch: [layers, 5, parts, batch] in float32."""
     rows = rights[0].dim() == 2
     if some := 0 if rows else _rounded_first(lefts[0], rights[0]):
         parts = [slice(start, start + some) for start in range(0, len(lefts), some)]
@@ -360,7 +425,7 @@ def gram_sums(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tenso
         KIND=_KINDS[left.dtype], TILE=tile, DEPTH=32 if wide and tile < 128 else 64, ROWS=rows, PRECISION=_precision(left),
         NARROW=wide and _precision(left) == "tf32", LEFT_RUN=run if p > run else 0, RIGHT_RUN=run if d > run else 0, **options,
     )  # fmt: skip
-    return out.sum(2, dtype=torch.float64)
+    return out
 
 
 def _run(left: Tensor) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dpfy.gradients import kernels
 from dpfy.gradients.rounding import Estimate, Gram, GramRounding, gamma
 
 try:
@@ -343,9 +344,18 @@ def gram_estimate(walk: Walk, order: str = "given") -> Estimate:
     On tensor cores factors are rounded here as they are for the weighted sum, so that their rounding is no error.
     """
     walk = walk.simple()
+    return _gram_rounding(walk).estimate(Gram(*gram_sums(walk, order).double().unbind(0)))
+
+
+def gram_upper(walk: Walk, order: str = "given") -> Tensor:
+    """``gram_estimate(...).upper``, [1, batch], in one launch more than the sums."""
+    walk = walk.simple()
+    return kernels.upper(_gram_rounding(walk), gram_sums(walk, order)[None, :, None])
+
+
+def _gram_rounding(walk: Walk) -> GramRounding:
     outs, columns, each = walk.grads.shape[1], walk.columns, 2 if reduced(walk.grads) else 1
-    how = GramRounding(walk.length, each * outs, each * columns, 2 * 64 + 8, 0.0, 0.0, 2 * gamma(walk.length + 8, torch.float32))
-    return how.estimate(Gram(*gram_sums(walk, order).double().unbind(0)))
+    return GramRounding(walk.length, each * outs, each * columns, 2 * 64 + 8, 0.0, 0.0, 2 * gamma(walk.length + 8, torch.float32))
 
 
 def gram_sums(walk: Walk, order: str) -> Tensor:

@@ -21,6 +21,7 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.contribution import Outer
 from dpfy.gradients.convolution import Convolution, Geometry
 from dpfy.gradients.loop import LoopEngine
+from dpfy.gradients.rounding import Gram, GramRounding
 from dpfy.gradients.rows import Rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,6 +60,36 @@ def test_gram_norms(batch: int, length: int, p: int, d: int, dtype: torch.dtype)
     table = torch.zeros(batch, 6, p, dtype=torch.float64, device=DEVICE)
     table.scatter_add_(1, index[..., None].expand(batch, length, p), lefts[0].double())
     close(kernels.gram_estimates([lefts[0]], [index])[0].squares, table.flatten(1).square().sum(1))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20, 1e-12, 1e9, 1e18, 1e19, math.nan, math.inf])
+@pytest.mark.parametrize("factors", [(0.0, 0.0), (2.0**-8, 0.0), (2.0**-9, 2.0**-8)])
+@pytest.mark.parametrize(("layers", "parts", "batch"), [(1, 1, 3), (3, 10, 17), (2, 70, 5)])
+def test_one_launch_bounds_as_the_rule_does(
+    layers: int, parts: int, batch: int, factors: tuple[float, float], size: float
+) -> None:
+    """Where sums underflow, overflow or are not finite too; never less than the rule says, and by a few millionths more at most."""
+    sums = draw(layers, 5, parts, batch).abs() * size
+    sums[:, 3:] *= size
+    sums[0, 0, 0, 0] = -sums[0, 0, 0, 0]
+    sums[:, :, 0, 1] = 0.0
+    how = GramRounding(positions=70, left=300, right=520, terms=136, left_factor=factors[0], right_factor=factors[1], added=1e-5)
+    found = kernels.upper(how, sums)
+    expected = how.estimate(Gram(*sums.sum(2, dtype=torch.float64).unbind(1))).upper[0]
+    assert found.shape == expected.shape
+    assert torch.equal(found.isnan(), expected.isnan())
+    known = expected.isfinite()
+    assert torch.equal(found[~known & ~expected.isnan()], expected[~known & ~expected.isnan()])
+    assert (found[known] >= expected[known] * (1 - 1e-12)).all()
+    assert (found[known] <= expected[known] * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_bounds_of_layers_are_those_of_their_estimates(dtype: torch.dtype) -> None:
+    lefts, rights = [draw(3, 70, 33, dtype=dtype) for _ in range(2)], [draw(3, 70, 40, dtype=dtype) for _ in range(2)]
+    close(kernels.gram_uppers(lefts, rights), kernels.gram_estimate(lefts, rights).upper[0], 1e-5)
+    index = torch.randint(0, 6, (3, 70), device=DEVICE)
+    close(kernels.gram_uppers([lefts[0]], [index]), kernels.gram_estimate([lefts[0]], [index]).upper[0], 1e-5)
 
 
 @pytest.mark.gpu
@@ -213,6 +244,7 @@ def test_products_of_convolutions(
     for order in ("given", "channels last"):
         if walk.length <= 64:
             close(walks.gram_estimate(walk, order).squares, each.flatten(1).square().sum(1))
+            close(walks.gram_upper(walk, order), walks.gram_estimate(walk, order).upper, 1e-5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
