@@ -15,6 +15,7 @@ from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, kept
 from dpfy.gradients.convolution import Convolution
 from dpfy.gradients.engine import cautious, count_of, group_rows, multipliers, norm_dtype
 from dpfy.gradients.room import Room
+from dpfy.gradients.rounding import as_rows
 from dpfy.gradients.shared import Measured, Shared
 
 JOIN_ELEMENTS = 2**22
@@ -182,7 +183,7 @@ def _row_norms(parts: list[Contribution]) -> list[Tensor]:
     rows: list[Tensor] = []
     for part in parts:
         rows += [part.left, part.right] if isinstance(part, Outer) else [part.grads]  # type: ignore[attr-defined]
-    squares = iter(kernels.row_squares([t.flatten(1) for t in rows]).unbind(0))
+    squares = iter(kernels.row_squares([as_rows(t) for t in rows]).unbind(0))
     return [(next(squares) * next(squares) if isinstance(part, Outer) else next(squares))[None] for part in parts]
 
 
@@ -261,7 +262,7 @@ def _split(found: dict[str, Contribution], members: list[str]) -> tuple[list[_Bl
     if not direct:
         return [*blocks], others
     wide = torch.float64 if any(g.dtype == torch.float64 for g in direct.values()) else torch.float32
-    flat = [g.flatten(1).to(wide) for g in direct.values()]
+    flat = [as_rows(g).to(wide) for g in direct.values()]
     joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
     return [*blocks, _Small(list(direct), [g.shape[1:] for g in direct.values()], joined)], others
 

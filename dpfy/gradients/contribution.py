@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients import kernels, rounding
-from dpfy.gradients.rounding import Estimate, row_squares
+from dpfy.gradients.rounding import Estimate, as_rows, row_squares
 
 CHUNK_ELEMENTS = 2**22
 """How many elements of per-example gradients may exist at once while a norm is computed."""
@@ -146,7 +146,7 @@ class Direct:
         return row_squares(self.grads)[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = self.grads.flatten(1)
+        flat = as_rows(self.grads)
         if flat.is_cuda and flat.dtype == torch.bfloat16:
             return wide_product(weights.to(flat.dtype)[None], flat).view(self.grads.shape[1:])
         flat = wide(flat)

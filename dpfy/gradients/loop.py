@@ -10,6 +10,7 @@ from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, added, checked, clipped_sum, trainable, zeros
 from dpfy.gradients.replay import Replay
+from dpfy.gradients.rounding import as_rows
 
 
 class LoopEngine:
@@ -55,7 +56,7 @@ def alone_where_needed(
     replay: Replay | None, losses: Tensor, rows: slice, params: list[nn.Parameter], grads: list[Tensor]
 ) -> list[Tensor]:
     """`grads` ([rows, *parameter] each), where the examples that are not finite were run again by themselves."""
-    finite = torch.stack([g.flatten(1).isfinite().all(1) for g in grads]).all(0)
+    finite = torch.stack([as_rows(g).isfinite().all(1) for g in grads]).all(0)
     if bool(finite.all()) or len(losses) == 1 or replay is None:
         return grads
     for k in torch.nonzero(~finite).flatten().tolist():

@@ -204,6 +204,11 @@ def pieces(width: int) -> tuple[int, int]:
     return width // BLOCK, BLOCK
 
 
+def as_rows(t: Tensor) -> Tensor:
+    """[batch, ...] to [batch, width]; a scalar parameter's gradients, [batch], to rows of width 1."""
+    return t if t.dim() == 2 else t.unsqueeze(-1).flatten(1)
+
+
 def row_squares(t: Tensor) -> Tensor:
     """[batch, ...] to [batch] sums of squares in float64, never too small by more than a relative gamma(BLOCK + 4).
 
@@ -214,7 +219,7 @@ def row_squares(t: Tensor) -> Tensor:
 
 def block_norms(t: Tensor) -> Tensor:
     """[batch, ...] to the norms of blocks of its rows, [batch] or [batch, blocks]: the first half of :func:`row_squares`."""
-    flat = t if t.dim() == 2 else t.flatten(1)
+    flat = as_rows(t)
     width, dtype = flat.shape[1], sum_dtype(flat.dtype)
     if width <= BLOCK:
         return torch.linalg.vector_norm(flat, dim=1, dtype=dtype)
@@ -244,7 +249,7 @@ def _added(squares: Tensor) -> Tensor:
 
 def block_sums(t: Tensor) -> Tensor:
     """[batch, ...] to [batch] sums in float64, of sums of at most `SHORT` in the type of `t`."""
-    flat = t.flatten(1)
+    flat = as_rows(t)
     whole = flat.shape[1] // SHORT * SHORT
     total = flat[:, whole:].sum(1).double()
     return total + flat[:, :whole].unflatten(1, (-1, SHORT)).sum(2).sum(1, dtype=torch.float64) if whole else total

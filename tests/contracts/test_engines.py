@@ -22,12 +22,13 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 class Small(nn.Module):
-    """Linear layers, one of them used twice, a bare parameter, a frozen one, a tied head."""
+    """Linear layers, one of them used twice, bare parameters (one of them a scalar), a frozen one, a tied head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.twice = nn.Linear(5, 6), nn.Linear(6, 6)
         self.scale = nn.Parameter(torch.rand(6) + 0.5)
+        self.gain = nn.Parameter(torch.tensor(1.5))
         self.frozen = nn.Linear(6, 6)
         self.frozen.requires_grad_(False)
         self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 6)
@@ -35,7 +36,7 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.twice(torch.tanh(self.twice(F.relu_(self.first(x))))))
-        return self.head(self.norm(self.frozen(h) * self.scale))
+        return self.head(self.norm(self.frozen(h) * self.scale)) * self.gain
 
 
 def small(batch: int = 7, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:

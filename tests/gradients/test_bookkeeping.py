@@ -92,6 +92,11 @@ def in_place(m: nn.Module, i: Tensor) -> Tensor:
     return h.relu_().mean(1)
 
 
+def scaled(m: nn.Module, i: Tensor) -> Tensor:
+    """A scalar parameter (no dimension at all), used before and behind a layer."""
+    return m.gain * m.mix(torch.tanh(m.gain * m.emb(i))).mean(1)
+
+
 def part(*names: str) -> dict[str, nn.Module | nn.Parameter]:
     made: dict[str, nn.Module | nn.Parameter] = {
         "emb": nn.Embedding(V, D),
@@ -102,6 +107,7 @@ def part(*names: str) -> dict[str, nn.Module | nn.Parameter]:
         "conv": nn.Conv1d(1, 3, 3),
         "token": nn.Parameter(torch.randn(1, 1, D)),
         "places": nn.Parameter(torch.randn(1, T + 1, D)),
+        "gain": nn.Parameter(torch.tensor(1.5)),
     }
     if "head" in names:
         made["head"].weight = made["emb"].weight  # type: ignore[union-attr]
@@ -121,6 +127,7 @@ CASES = {
     "frames folded": (frames, ("emb", "conv")),
     "checkpointing": (checkpointed, ("emb", "mix", "norm")),
     "in place": (in_place, ("emb", "mix")),
+    "a scalar": (scaled, ("emb", "mix", "gain")),
 }
 
 
