@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import Grads, added, checked, clipped_sum, trainable, zeros
+from dpfy.gradients.engine import Engine, Grads, added, checked, clipped_sum, trainable, zeros
 from dpfy.gradients.loop import alone_where_needed, attached, dense, forget
 from dpfy.gradients.replay import Replay
 
@@ -16,7 +16,7 @@ CHUNK_ELEMENTS = 2**26
 """How many per-example gradient elements may exist at once."""
 
 
-class BatchedEngine:
+class BatchedEngine(Engine):
     """Per-example gradients from one batched vector-Jacobian product a chunk of examples, then clipped and summed.
 
     Memory is bounded: at most `chunk_elements` gradient elements (but always one example) exist at a time.

@@ -24,10 +24,10 @@ from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.combine import Flag, Weighed, joins, weigh
 from dpfy.gradients.contribution import Contribution, Direct, Late, SumJob, run_jobs
-from dpfy.gradients.engine import Grads, checked, no_autocast, trainable, zeros
+from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
 from dpfy.gradients.layers import Row, row_for
 from dpfy.gradients.loop import alone_where_needed, attached, forget
-from dpfy.gradients.recorded import Recorder
+from dpfy.gradients.recorded import Recorder, bucket_size
 from dpfy.gradients.replay import Replay
 from dpfy.gradients.room import Room
 from dpfy.gradients.shared import Measured, Shared
@@ -57,7 +57,7 @@ def _outside(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return _tapped(module, *args, **kwargs)
 
 
-class BookkeepingEngine:
+class BookkeepingEngine(Engine):
     """Hooks on supported layers; any other use of a parameter is found at every step and goes through the batched route.
 
     Guarantees: exact for shared parameters and for modules used several times. A use that no layer row explains is never missed:
@@ -111,6 +111,10 @@ class BookkeepingEngine:
         self._sites.pop(module, None)
         _SITES.pop(module, None)
         vars(module).pop("forward", None)
+
+    def row_multiple(self, expected: float, device: torch.device) -> int:
+        """On a GPU its part of a step is recorded, so random sizes should repeat."""
+        return bucket_size(expected) if device.type == "cuda" else 1
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """See :class:`dpfy.gradients.engine.Engine`."""

@@ -7,9 +7,9 @@ This module imports no torch, so that a plan can be made, saved and loaded witho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
@@ -17,6 +17,9 @@ from dpfy.core.values import Bound
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+COUNT = "clip.count"
+"""The name under which a bounded sum carries the count coordinate of :class:`QuantileClip`."""
 
 LEAST_NORM = 1e-9
 """With smaller clip norms, what float32 products hide when they underflow would no longer be far below the bound."""
@@ -32,24 +35,39 @@ Engines hand over float64 upper bounds, with the rounding of narrower types alre
 
 
 class Clip(Protocol):
-    """A clip rule: groups of parameters, and a multiplier for each group and unit."""
+    """A clip rule: groups of parameters, and a multiplier for each group and unit.
+
+    A rule states its `bound` and its `scale`. The rest is the identity unless it says otherwise: one group, nothing in the sum beside
+    the gradients, the same rule at every step.
+    """
+
+    coordinates: ClassVar[tuple[str, ...]] = ()
+    """Names of the scalars that the sum carries beside the gradients; the bound covers them."""
 
     @property
     def bound(self) -> Bound:
-        """The largest L2 norm of one unit's whole contribution, over all groups together."""
-        ...
-
-    def groups(self, names: Sequence[str]) -> list[int]:
-        """The index of the clip group of each parameter name."""
+        """The largest L2 norm of one unit's whole contribution, over all groups and coordinates together."""
         ...
 
     def scale(self, squared_norms: Tensor) -> Tensor:
         """[groups, batch] squared norms to [groups, batch] multipliers."""
         ...
 
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """The index of the clip group of each parameter name: all parameters in group 0."""
+        return [0] * len(names)
+
+    def beside(self, scale: Tensor) -> dict[str, Tensor]:
+        """The sums of the `coordinates` over units with these multipliers; units with multiplier 0 in every group add nothing."""
+        return {}
+
+    def after(self, released: Mapping[str, Tensor], expected_batch: float) -> Clip:
+        """The rule of the next step, from what this one released (means over `expected_batch`): this one."""
+        return self
+
 
 @dataclass(frozen=True)
-class FlatClip:
+class FlatClip(Clip):
     """Scale each unit's whole gradient down to L2 norm `norm`; shorter gradients pass unchanged.
 
     Guarantees: a contribution multiplied by its scale has norm at most `norm`, rounding included; a non-finite one gets scale 0.
@@ -64,10 +82,6 @@ class FlatClip:
     def bound(self) -> Bound:
         """`norm`: all parameters are one group."""
         return Bound(l2=self.norm)
-
-    def groups(self, names: Sequence[str]) -> list[int]:
-        """All parameters in group 0."""
-        return [0] * len(names)
 
     def scale(self, squared_norms: Tensor) -> Tensor:
         """min(1, norm / ||g||), rounded down; 0 where the norm is not finite."""
@@ -106,7 +120,7 @@ def shrink(squared_norms: Tensor, norm: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PerLayerClip:
+class PerLayerClip(Clip):
     """Clip every layer by itself, each to an equal share of the budget: `norm` / sqrt(number of layers).
 
     A layer is a module: parameters whose names differ only after the last dot belong together. Cheaper to track than one norm
@@ -135,7 +149,7 @@ class PerLayerClip:
 
 
 @dataclass(frozen=True)
-class GroupClip:
+class GroupClip(Clip):
     """Clip groups of parameters, each to its own norm. A group is named by a prefix of parameter names; the longest match wins.
 
     `norms[i]` belongs to `prefixes[i]`. The empty prefix matches everything that no other prefix does.
@@ -173,7 +187,7 @@ class GroupClip:
 
 
 @dataclass(frozen=True)
-class AutomaticClip:
+class AutomaticClip(Clip):
     """Normalise instead of clipping: every gradient is multiplied by norm / (||g|| + gamma) (Bu et al. 2023, "Automatic clipping").
 
     Guarantees: every contribution is strictly shorter than `norm`. The learning rate and `norm` act only through their product.
@@ -192,10 +206,6 @@ class AutomaticClip:
         """`norm`."""
         return Bound(l2=self.norm)
 
-    def groups(self, names: Sequence[str]) -> list[int]:
-        """All parameters in group 0."""
-        return [0] * len(names)
-
     def scale(self, squared_norms: Tensor) -> Tensor:
         """norm / (||g|| + gamma)."""
         scales = self.norm / (inflated_norms(squared_norms) + self.gamma)
@@ -203,7 +213,7 @@ class AutomaticClip:
 
 
 @dataclass(frozen=True)
-class PsacClip:
+class PsacClip(Clip):
     """Normalising with a weight that does not favour tiny gradients: norm / (||g|| + gamma / (||g|| + gamma)) (Xia et al. 2023, PSAC).
 
     Guarantees: every contribution is strictly shorter than `norm`.
@@ -222,10 +232,6 @@ class PsacClip:
         """`norm`."""
         return Bound(l2=self.norm)
 
-    def groups(self, names: Sequence[str]) -> list[int]:
-        """All parameters in group 0."""
-        return [0] * len(names)
-
     def scale(self, squared_norms: Tensor) -> Tensor:
         """norm / (||g|| + gamma / (||g|| + gamma))."""
         norms = inflated_norms(squared_norms)
@@ -234,16 +240,17 @@ class PsacClip:
 
 
 @dataclass(frozen=True)
-class QuantileClip:
+class QuantileClip(Clip):
     """Flat clipping whose norm follows a private quantile of the gradient norms (Andrew et al. 2021).
 
     Beside its clipped gradient each unit adds one coordinate, `count_weight` * norm * (1/2 or -1/2), that says whether it was short
     enough to pass unclipped. Both are released together: the bound covers the coordinate, and one noise protects the whole vector.
-    After a release, :meth:`updated` gives the rule for the next step.
+    The rule of the next step follows from what was released.
 
     Guarantees: gradient and count coordinate together have norm at most `bound`.
     """
 
+    coordinates: ClassVar[tuple[str, ...]] = (COUNT,)
     norm: float
     quantile: float = 0.5
     learning_rate: float = 0.2
@@ -261,10 +268,6 @@ class QuantileClip:
         """The norm of gradient and count coordinate together, rounded up."""
         return Bound(l2=math.hypot(self.norm, self.norm * self.count_weight / 2) * (1.0 + 2.0**-20))
 
-    def groups(self, names: Sequence[str]) -> list[int]:
-        """All parameters in group 0."""
-        return [0] * len(names)
-
     def scale(self, squared_norms: Tensor) -> Tensor:
         """min(1, norm / ||g||), rounded down."""
         return shrink(squared_norms, self.norm)
@@ -274,6 +277,14 @@ class QuantileClip:
         short = (scale[0] >= 1.0).to(scale.dtype) - 0.5
         return short * (self.norm * self.count_weight)
 
+    def beside(self, scale: Tensor) -> dict[str, Tensor]:
+        """The sum of the count coordinates."""
+        return {COUNT: self.count(scale).masked_fill(~(scale > 0).any(0), 0.0).sum()}
+
+    def after(self, released: Mapping[str, Tensor], expected_batch: float) -> QuantileClip:
+        """The norm moved towards the quantile that the released mean of the count coordinates tells."""
+        return self.updated(float(released[COUNT]) * expected_batch, expected_batch)
+
     def updated(self, noisy_count: float, expected_batch: float) -> QuantileClip:
         """The rule for the next step, from the released sum of count coordinates: post-processing, hence free."""
         share = noisy_count / (self.norm * self.count_weight) / expected_batch + 0.5
@@ -282,7 +293,7 @@ class QuantileClip:
 
 
 @dataclass(frozen=True)
-class MicrobatchClip:
+class MicrobatchClip(Clip):
     """Clip the mean gradient of every `size` examples instead of each example's: fewer norms, and a worse guarantee for the noise.
 
     One example can turn the clipped mean of its group from one vector of length `norm` into another, so it changes the sum by up to
@@ -302,10 +313,6 @@ class MicrobatchClip:
         """2 * `norm`."""
         return Bound(l2=2 * self.norm)
 
-    def groups(self, names: Sequence[str]) -> list[int]:
-        """All parameters in group 0."""
-        return [0] * len(names)
-
     def scale(self, squared_norms: Tensor) -> Tensor:
         """min(1, norm / ||mean g||), rounded down."""
         return shrink(squared_norms, self.norm)
@@ -321,9 +328,6 @@ def _finite(name: str, value: float) -> None:
     if math.isinf(value):
         raise InvalidInput(name, value, "must be finite for this clip rule")
 
-
-COUNT = "clip.count"
-"""The name under which a bounded sum carries the count coordinate of :class:`QuantileClip`."""
 
 CLIPS: dict[str, type] = {
     "flat": FlatClip,

@@ -13,7 +13,7 @@ from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contribution import Contribution, Direct, Late, Outer, kept
 from dpfy.gradients.convolution import Convolution
-from dpfy.gradients.engine import cautious, count_of, group_rows, multipliers, norm_dtype
+from dpfy.gradients.engine import cautious, group_rows, multipliers, norm_dtype
 from dpfy.gradients.room import Room
 from dpfy.gradients.rounding import as_rows
 from dpfy.gradients.shared import Measured, Shared
@@ -51,7 +51,7 @@ class Weighed:
         """
         room = room or Room({})
         sums = _add_up(self.rests, self.scale, self.params, room, last)
-        return sums | {name: _put(count, room.places.get(name)) for name, count in count_of(self.clip, self.scale).items()}
+        return sums | {name: _put(count, room.places.get(name)) for name, count in self.clip.beside(self.scale).items()}
 
     def cleaned(self) -> Weighed:
         """The same with exact zeros in the place of whatever examples without a finite norm held."""

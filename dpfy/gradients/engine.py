@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bounded
 from dpfy.gradients import rounding
-from dpfy.gradients.clip import COUNT, Clip, QuantileClip
+from dpfy.gradients.clip import Clip
 
 Grads = dict[str, Tensor]
 """Parameter name to tensor, trainable parameters only, names as in ``model.named_parameters()``, shared parameters once."""
@@ -41,6 +41,10 @@ class Engine(Protocol):
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """Sum of clipped gradients of `losses` (shape [batch], one per unit, graph attached) over the units kept by `mask`."""
         ...
+
+    def row_multiple(self, expected: float, device: torch.device) -> int:
+        """What the rows of a random batch of `expected` on average are best filled up to a multiple of, on `device`: 1, nothing."""
+        return 1
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -134,7 +138,7 @@ def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tens
         for i in members:
             clean = torch.where(keep.view(-1, *[1] * (per_unit[i].dim() - 1)), per_unit[i], 0.0).to(norm_dtype(per_unit[i].dtype))
             sums[names[i]] = torch.tensordot(multiplier.to(clean.dtype), clean, dims=1)
-    return sums | count_of(clip, scale)
+    return sums | clip.beside(scale)
 
 
 def added(total: Grads, part: Grads) -> None:
@@ -158,16 +162,8 @@ def narrowest(params: dict[str, nn.Parameter]) -> torch.dtype:
     return max((p.dtype for p in params.values()), key=lambda d: torch.finfo(d).eps)
 
 
-def count_of(clip: Clip, scale: Tensor) -> Grads:
-    """The summed count coordinate of a rule that has one; units with multiplier 0 in every group are left out."""
-    if not isinstance(clip, QuantileClip):
-        return {}
-    live = (scale > 0).any(0)
-    return {COUNT: torch.where(live, clip.count(scale), 0.0).sum()}
-
-
 def zeros(params: dict[str, nn.Parameter], clip: Clip) -> Grads:
     """The sum over no units."""
     none = {name: torch.zeros_like(p, dtype=norm_dtype(p.dtype)) for name, p in params.items()}
     some = next(iter(none.values()), torch.zeros(()))
-    return none | ({COUNT: some.new_zeros(())} if isinstance(clip, QuantileClip) else {})
+    return none | clip.beside(some.new_zeros(1, 0))

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import Grads, added, checked, clipped_sum, trainable, zeros
+from dpfy.gradients.engine import Engine, Grads, added, checked, clipped_sum, trainable, zeros
 from dpfy.gradients.replay import Replay
 from dpfy.gradients.rounding import as_rows
 
 
-class LoopEngine:
+class LoopEngine(Engine):
     """One ``autograd.grad`` for each example, clipped and added. Works for any differentiable model."""
 
     name = "loop"

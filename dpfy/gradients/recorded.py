@@ -19,7 +19,7 @@ from torch import Tensor
 from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients import graphs
-from dpfy.gradients.clip import Clip, QuantileClip
+from dpfy.gradients.clip import Clip
 from dpfy.gradients.combine import Weighed, scratch_bytes, weigh
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.recording import Key, Own, Parts, Recording, Section, nothing_made, own_parts
@@ -50,6 +50,11 @@ ROUNDING = 1e-3
 
 PAYS = 8
 """How many times a recording must have been repeated, on average, before yet another one is made."""
+
+
+def bucket_size(expected: float) -> int:
+    """A number of rows of which random batches of `expected` units are a few multiples: about a sixteenth part, a power of two."""
+    return 1 << max(3, int(expected / 16).bit_length() - 1) if expected >= 8 else 1
 
 
 class Recorder:
@@ -92,10 +97,10 @@ class Recorder:
 
     def layout(self, engine: BookkeepingEngine, clip: Clip) -> Layout:
         """How sums lie in memory."""
-        params, counted = engine.parameters, isinstance(clip, QuantileClip)
-        key = (counted, *[p.dtype for p in params.values()], next(iter(params.values())).device)
+        params = engine.parameters
+        key = (clip.coordinates, *[p.dtype for p in params.values()], next(iter(params.values())).device)
         if key not in self._layouts:
-            self._layouts[key] = Layout(params, counted)
+            self._layouts[key] = Layout(params, clip.coordinates)
         return self._layouts[key]
 
     def waits(self, report: Report) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpfy.gradients.clip import COUNT
 from dpfy.gradients.engine import Grads, norm_dtype
 
 
@@ -36,12 +35,12 @@ class Pieces:
 
 
 class Layout:
-    """How the sums of all parameters lie in one piece of memory for each dtype."""
+    """How the sums of all parameters, and the clip rule's coordinates beside them, lie in one piece of memory for each dtype."""
 
-    def __init__(self, params: dict[str, nn.Parameter], counted: bool) -> None:
+    def __init__(self, params: dict[str, nn.Parameter], coordinates: Sequence[str]) -> None:
         shapes = {name: (norm_dtype(p.dtype), p.shape) for name, p in params.items()}
-        if counted:
-            shapes[COUNT] = (next(iter(shapes.values()))[0], torch.Size(()))
+        first = next(iter(shapes.values()))[0]
+        shapes |= {name: (first, torch.Size(())) for name in coordinates}
         self.device = next(iter(params.values())).device
         self.order = list(shapes)
         self.rows: list[tuple[torch.dtype, list[str], Pieces]] = []

@@ -18,10 +18,9 @@ from dpfy.core.errors import Busy, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
 from dpfy.data.records import Records, as_records, rows_of
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.captured import CapturedSum, LossesOf
 from dpfy.gradients.checker import check_model
-from dpfy.gradients.clip import COUNT, Clip, QuantileClip
+from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, zeros
 from dpfy.gradients.select import choose
 from dpfy.noise.stream import NoiseStream
@@ -30,7 +29,7 @@ from dpfy.training import computation, finish, guard, metrics, progress, public,
 from dpfy.training.averaging import swapped
 from dpfy.training.guard import Guard
 from dpfy.training.journal import Journal
-from dpfy.training.physical import common, largest_batch, snug
+from dpfy.training.physical import largest_batch, snug
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update, check_optimizer, hand_over, rounded
@@ -133,6 +132,7 @@ class PrivateTraining:
             self._clip = self.plan.recipe.clip
             self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
             state.restore_or_begin(self)
+            self.row_multiple = self._row_multiple()
             self._journal = Journal(self.folder.secrets, self.folder.randomness, self.steps_done)
             self._random = state.generators(self.device)
             self.engine.attach(self.model)
@@ -198,7 +198,7 @@ class PrivateTraining:
             show(self.steps_done)
 
     def _remaining(self) -> Iterator[tuple[Tensor, ...]]:
-        recipe, grain, watch = self.plan.recipe, self._grain(), self._require_sound()
+        recipe, grain, watch = self.plan.recipe, self.row_multiple, self._require_sound()
         self._asked = mine = object()
         while self.steps_done < recipe.steps:
             self._require_live()
@@ -341,8 +341,7 @@ class PrivateTraining:
         self._stopped = f"step {step} failed after its noise was made"
         into = rounded(total.value, parameters)
         released, self._noise_state = self._noise.release(total, step, self._noise_state, self.folder.permit, into)
-        if (count := released.value.pop(COUNT, None)) is not None and isinstance(self._clip, QuantileClip):
-            self._clip = self._clip.updated(float(count) * recipe.expected_batch, recipe.expected_batch)
+        self._clip = self._clip.after(released.value, recipe.expected_batch)
         hand_over(released, parameters)
         for p in self._guard.frozen:
             p.grad = None
@@ -402,13 +401,11 @@ class PrivateTraining:
             most = max(1, largest_batch(self.model, self.records.flat, self.device) // self.records.rows_each)
         return min(most, snug(self.plan.recipe.expected_batch)) if self.runtime.graph else most
 
-    def _grain(self) -> int:
-        """Rows that physical batches are filled up to a multiple of: where steps are recorded, so that random sizes repeat."""
+    def _row_multiple(self) -> int:
+        """Rows that physical batches are filled up to a multiple of."""
         if self.runtime.padded:
             return self.physical_batch
-        if self.device.type != "cuda" or not isinstance(self.engine, BookkeepingEngine):
-            return 1
-        return common(min(self.plan.recipe.expected_batch, self.physical_batch))
+        return self.engine.row_multiple(min(self.plan.recipe.expected_batch, self.physical_batch), self.device)
 
     def _check_records(self, held: int, found: int | None) -> None:
         most, expected = self.plan.recipe.unit.most_records, self.plan.recipe.records

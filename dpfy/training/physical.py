@@ -33,11 +33,6 @@ def snug(expected: float) -> int:
     return -8 * (-math.ceil(expected + 4 * math.sqrt(expected)) // 8)
 
 
-def common(expected: float) -> int:
-    """A number of rows of which random batches of `expected` records are a few multiples: about a sixteenth part, a power of two."""
-    return 1 << max(3, int(expected / 16).bit_length() - 1) if expected >= 8 else 1
-
-
 def _kept_bytes(model: nn.Module, records: Sequence[Tensor], rows: int, device: torch.device) -> int:
     """Bytes that a forward pass on `rows` made-up records keeps for its backward pass."""
     seen: dict[int, int] = {}

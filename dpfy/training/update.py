@@ -65,9 +65,9 @@ def rounded(sums: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) 
 
 
 def hand_over(released: Private[dict[str, Tensor]], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Make the released means, in the parameters' types, the gradients of `parameters`."""
-    for name, mean in released.value.items():
-        parameters[name].grad = mean
+    """Make the released means, in the parameters' types, the gradients of `parameters`; one without a mean keeps none."""
+    for name, p in parameters.items():
+        p.grad = released.value.get(name)
 
 
 _pieces = lru_cache(maxsize=8)(Pieces)

@@ -16,6 +16,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.gradients.clip import (
     CLIPS,
     COUNT,
+    COUNT,
     AutomaticClip,
     Clip,
     FlatClip,
@@ -25,6 +26,7 @@ from dpfy.gradients.clip import (
     PsacClip,
     QuantileClip,
 )
+from dpfy.gradients.engine import zeros
 from dpfy.gradients.select import choose
 
 
@@ -185,6 +187,25 @@ def test_quantile_rule_finds_the_quantile() -> None:
     for _ in range(200):
         clip = clip.updated(float(clip.count(clip.scale(lengths.square()[None])).sum()), expected_batch=200)
     assert clip.norm == pytest.approx(float(lengths.quantile(0.3)), rel=0.05)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched", "bookkeeping"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_says_what_it_adds_beside_the_gradients_and_how_it_goes_on(rule: str, engine: str) -> None:
+    """By default nothing, and as it was. A batch without records carries the same names, with zeros."""
+    torch.manual_seed(0)
+    model, clip, x = Net().double(), RULES[rule], torch.randn(4, 5, dtype=torch.float64)
+    found = grads_of(engine, clip, model, x)
+    assert list(found) == [*dict(model.named_parameters()), *clip.coordinates]
+    nothing = zeros(dict(model.named_parameters()), clip)
+    assert list(nothing) == list(found)
+    assert all(float(t.abs().sum()) == 0 and t.dtype == found[name].dtype for name, t in nothing.items())
+    after = clip.after({name: t / 4 for name, t in found.items()}, 4)
+    if isinstance(clip, QuantileClip):
+        assert after == clip.updated(float(found[COUNT]), 4) != clip
+    else:
+        assert clip.coordinates == ()
+        assert after is clip
 
 
 @pytest.mark.parametrize(
