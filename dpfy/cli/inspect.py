@@ -34,11 +34,10 @@ def inspect(
 
     check.integer("--batch-size", batch_size, least=2, most=2**31)
     try:
-        features = tuple(int(side) for side in shape.split("x", 8))
+        sides = [int(side) for side in shape.split("x", check.SIDES)]
     except ValueError:
         raise InvalidInput("--shape", shape, "must be whole numbers with x between them, e.g. 1x28x28") from None
-    if not all(side > 0 for side in features):
-        raise InvalidInput("--shape", shape, "must have positive sides")
+    features = check.shape("--shape", sides)
     config = ModelConfig(name=model)
     made = full_model(config, build(config, features, check.integer("--classes", classes, least=2)))
     found = look(made, torch.randn(min(batch_size, SAMPLE), *features), batch_size)

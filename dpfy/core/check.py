@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral, Real
 
 from dpfy.core.errors import InvalidInput
@@ -18,6 +18,8 @@ RECORDS = 2**53
 DELTA = 1e-300
 EPSILON = (1e-9, 1e9)
 """What a plan may ask for. Beyond these numbers nothing is trained by anybody, and rounding says nothing any more."""
+SIDES, VALUES = 8, 2**27
+"""The most sides, and the most values, of one record."""
 
 
 def real(name: str, value: object) -> float:
@@ -81,6 +83,16 @@ def integer(name: str, value: object, least: int = 1, most: int = MOST) -> int:
     if int(value) > most:
         raise InvalidInput(name, value, f"must be at most {most}")
     return int(value)
+
+
+def shape(name: str, value: Sequence[object]) -> tuple[int, ...]:
+    """The shape of one record: 1 to 8 whole numbers of at least 1, with a product of at most 2^27."""
+    if not 1 <= len(value) <= SIDES:
+        raise InvalidInput(name, value, f"must be the shape of one record: 1 to {SIDES} whole numbers")
+    sides = tuple(integer(name, side) for side in value)
+    if math.prod(sides) > VALUES:
+        raise InvalidInput(name, value, f"a record must have at most {VALUES} values")
+    return sides
 
 
 def noise_multiplier(name: str, value: object) -> float:

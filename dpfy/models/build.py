@@ -28,12 +28,11 @@ def build(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Mo
     classes) alone; torch's global generator is left as it was.
     """
     check.integer("classes", classes, least=2)
-    if not features or any(size < 1 for size in features):
-        raise InvalidInput("features", features, "must be the shape of one record")
-    _fits(config, tuple(features), classes)
+    sides = check.shape("features", features)
+    _fits(config, sides, classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return BUILDERS[config.name](config, tuple(features), classes)
+        return BUILDERS[config.name](config, sides, classes)
 
 
 def _fits(config: ModelConfig, features: tuple[int, ...], classes: int) -> None:
@@ -45,9 +44,9 @@ def _fits(config: ModelConfig, features: tuple[int, ...], classes: int) -> None:
             count = sum(p.numel() for p in BUILDERS[config.name](config, features, classes).parameters())
     except RuntimeError:  # sizes whose product is no size
         count = MOST_PARAMETERS + 1
-    if max(count, math.prod(features)) > MOST_PARAMETERS:
+    if count > MOST_PARAMETERS:
         seen = f"records of shape {features}, {classes} classes"
-        raise InvalidInput("model.name", seen, f"{config.name} would have more than {MOST_PARAMETERS} parameters or inputs")
+        raise InvalidInput("model.name", seen, f"{config.name} would have more than {MOST_PARAMETERS} parameters")
 
 
 def _at_most(config: ModelConfig, features: tuple[int, ...], classes: int) -> int:
