@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dpfy.core import check
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput
 from dpfy.core.events import Event, flatten
 
 MOST_COUNT = 10**15
 """Releases of one kind, records and the like."""
-LEAST_NOISE, MOST_NOISE = 1e-4, 1e12
+LEAST_NOISE, MOST_NOISE = check.NOISE
 """Noise per sensitivity: less means an epsilon of tens of millions, more one that no number here can tell from zero."""
 LEAST_DELTA = 1e-200
 """Deltas below this are refused: their parts underflow."""

@@ -23,6 +23,8 @@ PLD_LEAST_DELTA = 1e-9
 
 PLD_LEAST_RATE = 1e-12
 PLD_MOST_EPSILON = 600.0
+PLD_MOST_STEPS = 10**6
+"""dp-accounting 0.6.0 computes the size of a loss distribution to the power of the steps, as a whole number with all its digits."""
 _FEW_ORDERS = (1.2, 1.5, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0)
 NUMERIC = (ArithmeticError, ValueError, MemoryError)
 """What dp-accounting raises on numbers it cannot handle."""
@@ -140,6 +142,8 @@ class PeerPld(_Peer):
         for leaf, count in leaves(event):
             if isinstance(leaf, RandomizedResponse) and count > 1:
                 return "repeated RandomizedResponse by dp-accounting's PLD (it ignores the count) is not supported; use --accountant tight"
+            if count > PLD_MOST_STEPS:
+                return f"{count} steps by dp-accounting's PLD (at most {PLD_MOST_STEPS}) is not supported; use --accountant tight"
             if (rate := getattr(leaf, "rate", 1.0)) < PLD_LEAST_RATE:
                 return f"a sampling rate of {rate:g} by dp-accounting's PLD is not supported; use --accountant tight"
         try:

@@ -62,11 +62,19 @@ def read(path: Path) -> Chain:
 
 
 def recognise(path: Path) -> None:
-    """Refuse a file that holds something else, before anybody opens it for writing."""
+    """Refuse, before anybody opens it for writing, a file that holds something else and one that is not there any more."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if path.is_symlink():  # as when a disk is missing: an empty ledger in its place would forget what was spent
+            raise InvalidInput(
+                "ledger", str(path), "is a link to a file that is not there; bring it back or remove the link"
+            ) from None
+        if (mark := _mark(path)) is not None:
+            raise Corrupt(path.name, _lost(0, mark)) from None
+        return
     except (OSError, ValueError):
-        return  # not there, or nothing that can be read: opening it for writing says why
+        return  # nothing that can be read: opening it for writing says why
     try:
         first = os.read(handle, len(BEGINS)) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
     except OSError:

@@ -11,7 +11,7 @@ from dpfy.core.errors import InvalidInput
 
 MOST = 2**63 - 1
 """The largest whole number that arrays can count with."""
-NOISE = (1e-6, 1e12)
+NOISE = (1e-4, 1e12)
 RATE = 1e-15
 STEPS = 2**40
 RECORDS = 2**53

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dpfy import accounting
@@ -157,7 +158,7 @@ class Plan:
             return 0.0
         recipe = self.recipe
         event = pairs.event(self.noise_multiplier, recipe.sampler.participation, recipe.strategy, min(steps, recipe.steps))
-        return accounting.epsilon(event, self.delta, adjacency=recipe.adjacency, accountant=self.accountant)
+        return _epsilon(event, self.delta, recipe.adjacency, self.accountant)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON; `Plan.from_json` gives an equal plan."""
@@ -175,6 +176,12 @@ class Plan:
     def fingerprint(self) -> str:
         """SHA-256 of the JSON form."""
         return digest(self.to_json())
+
+
+@lru_cache(maxsize=256)
+def _epsilon(event: events.Event, delta: float, adjacency: Adjacency, accountant: str) -> float:
+    """Accountants are stateless: an answer is kept."""
+    return accounting.epsilon(event, delta, adjacency=adjacency, accountant=accountant)
 
 
 CODEC = Codec("plan", {"plan": Plan, "recipe": Recipe, "unit": Unit, **SAMPLERS, **CLIPS, **STRATEGIES})

@@ -6,26 +6,21 @@ import logging
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from dpfy import __version__
 from dpfy.core import events
-from dpfy.core.book import VERSION, Book
-from dpfy.core.chain import Chain
 from dpfy.core.errors import Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.plan.claim import ENTROPY, FIXED
 from dpfy.plan.recipe import Plan
-from dpfy.report import accesses, assumptions, numbers
+from dpfy.report import accesses, assumptions, forecast, numbers
 from dpfy.report import card as cards
 
 TOLERANCE = 1e-6
 APART = 1.05
 TIGHT = ("tight", "pld")
-TRUST = "central"
-NOBODY = "0" * 16
 PROSE = {"statement", "words", "meaning", "why", "sentences", "theorem", "assumed", "done", "released", "command", "absent", "warnings",
          "protection_words", "sampling_words"}  # fmt: skip
 """Wording may change from version to version, numbers may not."""
@@ -46,22 +41,16 @@ def stated_ledger(card: dict[str, Any]) -> Ledger:
         "batches": {"done": note["done"], "most": note.get("most")} if "done" in note else None,
         "shared": {"ledger": "", "entry": ""} if billed else None,
     }
-    unit = {"name": card["unit"]["name"], "most_records": card["unit"]["most_records"]}
-    header = {"type": "ledger", "version": VERSION, "ledger": NOBODY, "unit": unit, "adjacency": card["adjacency"]["name"]}
+    terms = {"unit": {k: card["unit"][k] for k in ("name", "most_records")}, "adjacency": card["adjacency"]["name"]}
     covered = card["accesses"]["covered"]
     own = next((n for n, row in enumerate(covered) if row["name"] == assumptions.TRAINING), None)
-    rows = [
-        {"type": "reserve", "entry": f"{n:016x}", "name": row["name"], "event": row["event"], "uses": row["uses"], "time": 0}
-        | {"claim": claim if n == own else {}, "returnable": False}
-        for n, row in enumerate(covered)
-    ]
-    bodies = [header | {"budget": None}, *rows]
-    return Ledger(Path(cards.NAME), Chain(bodies, [card["ledger"]["head"]] * len(bodies)), Book.of(cards.NAME, bodies))
+    rows = [(row["name"], row["event"], row["uses"], claim if n == own else {}) for n, row in enumerate(covered)]
+    return forecast.ledger_of(terms, rows, card["ledger"]["head"])
 
 
 def derived(plan: Plan, ledger: Ledger, card: dict[str, Any]) -> dict[str, Any]:
     """All claims as they follow now from plan and ledger, given the facts that the card states."""
-    return cards.claims(plan, ledger, card, tuple(card["caveats"]), TRUST)
+    return cards.claims(plan, ledger, card, tuple(card["caveats"]), forecast.TRUST)
 
 
 def differences(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:

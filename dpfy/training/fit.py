@@ -25,7 +25,7 @@ from dpfy.report.words import is_absent
 from dpfy.training import evaluation, metrics
 from dpfy.training.evaluation import BILLED, PUBLIC, Loss
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.progress import marks
+from dpfy.training.progress import spent
 from dpfy.training.run import CARD, Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
 from dpfy.training.state import fresh_path
@@ -162,14 +162,14 @@ def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
 
 def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | None) -> Iterator[tuple[Tensor, ...]]:
     """The batches; between steps, the marked ones leave a row in metrics.jsonl, also where a crash lost it."""
-    marked = marks(training.plan.recipe.steps)
+    epsilons = spent(training.plan)
 
     def note() -> None:
         nonlocal noted
         done = training.steps_done
         if done > noted:
-            if done in marked:
-                training._note(epsilon=training.plan.epsilon_after(done), **evaluation.measure(training, loss, test))
+            if done in epsilons:
+                training._note(epsilon=epsilons[done], **evaluation.measure(training, loss, test))
             noted = done
 
     note()

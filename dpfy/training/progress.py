@@ -15,6 +15,11 @@ def marks(steps: int) -> set[int]:
     return {round(steps * k / MARKS) for k in range(1, MARKS + 1)}
 
 
+def spent(plan: Plan, done: int = 0) -> dict[int, float]:
+    """Epsilon after every marked step from `done` on, computed together: what cannot be told is refused before the first step."""
+    return {step: plan.epsilon_after(step) for step in sorted(marks(plan.recipe.steps)) if step >= done}
+
+
 @contextmanager
 def bar(plan: Plan, done: int, wanted: bool) -> Iterator[Callable[[int], None]]:
     """A bar on standard error, moved by calling what it gives with the number of steps made; silent when not wanted."""
@@ -24,6 +29,7 @@ def bar(plan: Plan, done: int, wanted: bool) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    epsilons = spent(plan, done)
     columns = (
         TextColumn("training"),
         BarColumn(),
@@ -33,11 +39,10 @@ def bar(plan: Plan, done: int, wanted: bool) -> Iterator[Callable[[int], None]]:
     )
     with Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task("training", total=plan.recipe.steps, completed=done, spent="")
-        marked = marks(plan.recipe.steps)
 
         def show(step: int) -> None:
             shown.update(task, completed=step)
-            if step in marked:
-                shown.update(task, spent=f"epsilon {plan.epsilon_after(step):.3f}")
+            if step in epsilons:
+                shown.update(task, spent=f"epsilon {epsilons[step]:.3f}")
 
         yield show

@@ -3,8 +3,8 @@
     runs/x/  plan.json  config.toml  ledger.jsonl  metrics.jsonl  model.safetensors  privacy.json  report.html
              .dpfy-NAME  checkpoint/  lock  secret.json (0600)  state.safetensors (0600)         gone when the run ends
 
-The order is the safety: mark, configuration, plan, secret, reservation, data. A crash between any two leaves a folder that can be
-resumed; a folder without the mark is not touched.
+The order is the safety: the figures of the card, then mark, configuration, plan, secret, reservation, data. A plan that cannot be billed
+leaves nothing; a crash between any two leaves a folder that can be resumed; a folder without the mark is not touched.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 
 from dpfy import accounting
 from dpfy.core import check, reading
-from dpfy.core.errors import Busy, Corrupt, InvalidInput
+from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Budget, Ledger, Permit, hold
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, sha256_of, write_atomically
 from dpfy.plan.claim import Claim, ForeignBatches, differences, read_plan
 from dpfy.plan.recipe import Plan
+from dpfy.report import forecast
 from dpfy.training import evaluation
 from dpfy.training.mark import HIDDEN, Mark, refuse_planted
 
@@ -170,7 +171,10 @@ class RunFolder:
             raise InvalidInput("run", given, "is a file, not a folder")
         try:
             if not self.path.is_dir() or not any(self.path.iterdir()):
+                self._foresee()
                 return Mark.make(self.path), True
+        except DpfyError:
+            raise
         except (OSError, ValueError) as problem:
             raise InvalidInput(
                 "run", given, f"cannot be used as a folder ({getattr(problem, 'strerror', None) or problem})"
@@ -182,6 +186,11 @@ class RunFolder:
             raise InvalidInput("run", given, "is not empty and holds no dpfy run that could go on; choose another folder")
         refuse_planted(self.path)
         return mark, False
+
+    def _foresee(self) -> None:
+        """Compute the figures of the card: what accounting refuses is refused while nothing is written and no step is made."""
+        noise = self.run.evaluation
+        forecast.require(self.claim, None if noise is None else evaluation.event(noise))
 
     @property
     def _never_began(self) -> bool:

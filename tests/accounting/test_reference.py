@@ -9,7 +9,7 @@ import pytest
 
 from dpfy import accounting
 from dpfy.accounting import peer
-from dpfy.accounting.reference import PeerRdp
+from dpfy.accounting.reference import PeerPld, PeerRdp
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
@@ -87,3 +87,12 @@ def test_exact_divergences_are_never_above_the_reference_and_close_below() -> No
         ours, theirs = (a.curve(event, Adjacency.ADD_OR_REMOVE_ONE).epsilon(1e-6) for a in (Rdp(), PeerRdp()))
         assert ours <= theirs * (1 + 1e-8)
         assert ours >= theirs * 0.98  # more large orders: nearer to the pure epsilon of Laplace noise
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps"), [(113667.0, 0.02, 519015922968), (1.2, 1e-9, 4294967296), (1e12, 1e-12, 10**9)]
+)
+def test_pld_refuses_steps_that_it_would_count_for_minutes(noise: float, rate: float, steps: int) -> None:
+    event = ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(noise)), steps)
+    with pytest.raises(Unsupported, match=f"{steps} steps by dp-accounting's PLD"):
+        PeerPld().curve(event, Adjacency.ADD_OR_REMOVE_ONE)

@@ -421,3 +421,15 @@ def test_a_reservation_is_synced_before_it_is_granted(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     permit = ledger.reserve("training", STEP)
     assert any(permit.entry.encode() in content and content.endswith(b"\n") for content in synced)
+
+
+def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path):
+    """A link whose disk is missing, or a file that its mark outlived: an empty ledger would forget what was spent."""
+    (tmp_path / "linked.jsonl").symlink_to(tmp_path / "disk" / "people.jsonl")
+    with pytest.raises(InvalidInput, match=r"linked.jsonl'; is a link to a file that is not there"):
+        Ledger.open(tmp_path / "linked.jsonl")
+    filled(tmp_path / "people.jsonl")
+    (tmp_path / "people.jsonl").unlink()
+    with pytest.raises(Corrupt, match="has 0 bytes where"):
+        Ledger.open(tmp_path / "people.jsonl")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["linked.jsonl", "people.jsonl.head"]

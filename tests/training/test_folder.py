@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import dpfy
+from dpfy import accounting
+from dpfy.accounting import leaves
 from dpfy.core import storage
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
@@ -259,3 +261,43 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path, path):
     with pytest.raises(DpfyError):
         RunFolder(Run(tmp_path / path), small.plan())
     assert sorted(p.name for p in tmp_path.iterdir())[:2] == ["dangling", "file"]
+
+
+@pytest.mark.parametrize(("noise", "delta"), [(2.0, 1e-250), (1e-5, 1e-3)])
+def test_a_plan_that_cannot_be_billed_leaves_nothing(tmp_path, noise, delta):
+    """What accounting refuses is refused before the folder is made and before anything is reserved."""
+    with pytest.raises(InvalidInput):
+        RunFolder(
+            Run(tmp_path / "run", ledger=tmp_path / "people.jsonl"),
+            dpfy.dpsgd(small.RECORDS, 20, steps=2).with_noise(noise, delta=delta),
+        )
+    assert contents(tmp_path) == {}
+
+
+def test_an_evaluation_that_cannot_be_billed_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(leaves, "MOST_NOISE", 10.0)  # a limit of accounting that nobody checks before it
+    with pytest.raises(InvalidInput, match="noise_multiplier: got 11"):
+        RunFolder(Run(tmp_path / "run", evaluation=11.0), small.plan())
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("accountant", ["tight", "rdp"])
+def test_accounting_is_asked_nothing_new_once_a_step_is_made(tmp_path, monkeypatch, accountant):
+    """The card of a finished run holds figures that were computed before its folder was made: no limit can strand it half-way."""
+    plan = dpfy.dpsgd(small.RECORDS, 20, steps=5).with_noise(2.0, delta=1e-3, accountant=accountant)
+    net = small.model()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise InvalidInput("steps", 5, "asked too late")
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        monkeypatch.setattr(accounting, "curve", refuse)
+        monkeypatch.setattr(accounting, "epsilon", refuse)
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    result = dpfy.fit(
+        net, small.data(), plan=plan, optimizer=optimizer, loss=loss, run=tmp_path / "run", test=small.data(), test_is="public"
+    )
+    assert (result.run / "privacy.json").is_file()
+    assert result.epsilon == metrics.rows(result.run)[-1]["epsilon"]
