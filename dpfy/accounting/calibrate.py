@@ -13,6 +13,8 @@ from dpfy.core.unit import Adjacency
 
 LEAST, MOST = 1e-3, 1e9
 TOLERANCE = 4e-5
+FAR = 4.0
+"""A log of epsilons beyond which the search for less noise leaps: epsilon grows hardly faster than the third power of 1/noise."""
 
 
 def noise(
@@ -78,8 +80,8 @@ def _bracket(reached: Callable[[float], float], target: float, start: float) -> 
     while True:
         # Epsilon falls roughly as 1/noise, faster at the low end: a step a little beyond that guess brackets soon.
         factor = math.exp(min(max(abs(gap), 0.2), 2.5)) if math.isfinite(gap) else 4.0
-        factor = 1.05 * factor if first_side else min(1.05 * factor, 1.6)
-        other = x * factor if first_side else x / factor
+        factor = 1.05 * factor if first_side else math.exp(-gap / 3) if FAR < -gap < math.inf else min(1.05 * factor, 1.6)
+        other = x * factor if first_side else max(x / factor, LEAST / 2)
         value = _gap(reached(other), target)
         if (value > 0) != first_side:
             return ((x, gap), (other, value)) if first_side else ((other, value), (x, gap))

@@ -27,6 +27,8 @@ MECHANISMS = ("dp-sgd", "band-mf", "blt", "tree", "sqrt", "dense", "auto")
 DENSE_STEPS = 512
 """The longest run for which a dense optimum is worth its minutes."""
 FULL_BANDS = 2048
+FEW_WIDTHS = 4
+"""As many numbers of bands are compared by the target's accountant alone."""
 COMPARED_STEPS = 20_000
 """The longest run for which mechanisms are compared."""
 
@@ -148,7 +150,7 @@ def amplified(records: int, batch_size: float, steps: int, target: Target) -> li
 
 
 def best_bands(records: int, batch_size: float, steps: int, target: Target) -> Candidate | None:
-    """The number of bands with the least error, by a rough scan (Rényi) and a fine one (the target's accountant).
+    """The number of bands with the least error: where there are many, by a rough scan (Rényi) before the fine one.
 
     Divisors of the steps cut no round short; powers of two are there for runs whose length has few divisors.
     """
@@ -162,9 +164,10 @@ def best_bands(records: int, batch_size: float, steps: int, target: Target) -> C
     def at(width: int, goal: Target) -> Candidate:
         return measure("band-mf", "cyclic-poisson", goal.plan(bandmf(records, batch_size, bands=width, steps=steps)))
 
-    rough = replace(target, accountant="rdp")
-    scan = sorted((at(width, rough).rmse, width) for width in widths)
-    return min((at(width, target) for _, width in scan[:3]), key=lambda row: row.rmse)
+    if len(widths) > FEW_WIDTHS:
+        rough = replace(target, accountant="rdp")
+        widths = [width for _, width in sorted((at(width, rough).rmse, width) for width in widths)[:3]]
+    return min((at(width, target) for width in widths), key=lambda row: row.rmse)
 
 
 def unsampled(records: int, batch_size: float, steps: int, dense: bool) -> Iterator[tuple[str, Recipe]]:

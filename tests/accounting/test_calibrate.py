@@ -29,3 +29,14 @@ def test_bisection_stays_private_on_a_step_function() -> None:
     assert calibrate.least(lambda x: 0.0 if x >= 2.5 else 9.0, 1.0, start=1.0) >= 2.5
     with pytest.raises(InvalidInput, match="cannot be reached"):
         calibrate.least(lambda x: 5.0, 1.0, start=1.0)
+
+
+@pytest.mark.parametrize(("power", "target"), [(1, 1e3), (2, 1e5), (3, 1e7), (6, 1e9)])
+def test_a_far_target_is_reached_in_few_evaluations(power: int, target: float) -> None:
+    """However fast epsilon grows as noise falls: each evaluation at little noise takes a tenth of a second."""
+    tried: list[float] = []
+    noise = calibrate.least(lambda x: tried.append(x) or x**-power, target, start=1.0)
+    assert noise**-power <= target
+    assert noise == pytest.approx(target ** (-1 / power), rel=1e-4)
+    assert len(tried) <= 14
+    assert min(tried) >= calibrate.LEAST / 2
