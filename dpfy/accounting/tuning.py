@@ -18,7 +18,6 @@ from dpfy.core.events import Event, Repeated
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
-
 NEARLY = 0.999
 """A delta that is known is an upper bound: so much of it is taken for the delta itself where orders are left out."""
 
