@@ -16,7 +16,6 @@ from dpfy.core.errors import InvalidInput
 from dpfy.gradients.clip import (
     CLIPS,
     COUNT,
-    COUNT,
     AutomaticClip,
     Clip,
     FlatClip,
