@@ -16,6 +16,8 @@ from dpfy.core.errors import Internal
 
 def _log_ratio(weights: Array, exponents: Array, missing: float) -> Array:
     """log(sum_i w_i exp(y_i)) over the first axis, accurate also where the sum is close to 1; the weights add up to 1 - `missing`."""
+    if len(weights) == 1 and not missing:  # far below zero the sum would be lost in rounding
+        return np.asarray(exponents[0] + math.log(weights[0]))
     top = exponents.max(axis=0)
     with np.errstate(over="ignore", invalid="ignore"):
         near: Array = np.log1p((weights[:, None] * np.expm1(exponents)).sum(axis=0) - missing)

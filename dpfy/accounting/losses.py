@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -301,8 +302,13 @@ class Atoms:
 
     def nodes(self, s: float) -> tuple[Array, Array]:
         """See `Loss`."""
-        kept = [(x, p) for x, p in zip(self.losses, self.probabilities, strict=True) if p > 0]
-        return np.array([x for x, _ in kept]), np.log([p for _, p in kept])
+        return self._arrays
+
+    @cached_property
+    def _arrays(self) -> tuple[Array, Array]:
+        """Losses and logs of masses, those without mass left out."""
+        losses, masses = np.array(self.losses), np.array(self.probabilities)
+        return losses[masses > 0], np.log(masses[masses > 0])
 
     def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
         """See `Loss`."""
