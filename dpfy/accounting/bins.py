@@ -199,13 +199,18 @@ def upper_bound(draws: Array, most: float, variance: float, failure: float) -> f
     if most <= 0:
         return 0.0
     lam = _stake(count, most, variance, failure)
-    low, high = max(0.0, float(draws.mean())), most  # a delta is never negative
-    for _ in range(60):
+    low = mean = max(0.0, float(draws.mean()))  # a delta is never negative
+    seen = draws[draws > 0]
+
+    def certified(value: float) -> bool:
+        return (count - len(seen)) * math.log1p(lam * value) + float(np.log1p(lam * (value - seen)).sum()) >= log_odds
+
+    high = mean + 2 * math.sqrt(2 * log_odds * variance / count) + 2 * log_odds * most / count
+    while high < most and not certified(high):
+        low, high = high, mean + 2 * (high - mean)
+    while high - low > 1e-3 * (high - mean):
         middle = (low + high) / 2
-        if float(np.log1p(lam * (middle - draws)).sum()) >= log_odds:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if certified(middle) else (middle, high)
     return min(high, most)
 
 

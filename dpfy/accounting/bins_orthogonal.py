@@ -31,6 +31,8 @@ SPREAD = 0.02
 """Cells are at most this part of a bin's standard deviation, where the most cells allow it."""
 TOO_MUCH = 0.01
 """A charge for rounding above this part of delta is worth the slower way."""
+SHARED = 1.3
+"""Strikes within this factor are read off one grid."""
 UNIT = 2.0**-52
 RELATIVE = 1e-9
 """More than the relative rounding error of all sums of non-negative products here: about terms x levels x UNIT."""
@@ -48,20 +50,37 @@ class Orthogonal:
 
     def removed(self, epsilon: float) -> float:
         """The bound for removing the unit."""
-        strike = math.exp(epsilon)
-        put, rounding = self.put(strike)
-        bound = max(1 - strike + put, 0.0) + rounding + 4 * UNIT * strike
-        return bound if rounding <= TOO_MUCH * bound else min(bound, self.call(strike))
+        return float(self.removing(np.array([epsilon]))[0])
 
     def added(self, epsilon: float) -> float:
         """The bound for adding the unit."""
-        put, rounding = self.put(math.exp(-epsilon))
-        return math.exp(epsilon) * (put + rounding)
+        return float(self.adding(np.array([epsilon]))[0])
 
-    def put(self, strike: float) -> tuple[float, float]:
-        """E (strike - S)_+ under Q, from above but for rounding, and a bound on what was lost by rounding."""
-        bins, cells = len(self.norms), self._cells(strike)
-        size, step = ROOM * cells, len(self.norms) * strike / cells
+    def removing(self, epsilons: Array) -> Array:
+        """The bounds for removing the unit at many epsilons; strikes within a factor `SHARED` share a grid."""
+        strikes, found = np.exp(epsilons), np.empty(len(epsilons))
+        for group in _groups(strikes):
+            put, rounding = self.puts(strikes[group])
+            bound = np.maximum(1 - strikes[group] + put, 0.0) + rounding + 4 * UNIT * strikes[group]
+            doubtful = rounding > TOO_MUCH * bound
+            if doubtful.any():
+                bound[doubtful] = np.minimum(bound[doubtful], self.calls(strikes[group][doubtful]))
+            found[group] = bound
+        return found
+
+    def adding(self, epsilons: Array) -> Array:
+        """The bounds for adding the unit at many epsilons."""
+        strikes, found = np.exp(-epsilons), np.empty(len(epsilons))
+        for group in _groups(strikes):
+            put, rounding = self.puts(strikes[group])
+            found[group] = np.exp(epsilons[group]) * (put + rounding)
+        return found
+
+    def puts(self, strikes: Array) -> tuple[Array, Array]:
+        """E (strike - S)_+ under Q, from above but for rounding, and bounds on what was lost by rounding; one grid for all strikes."""
+        most = float(strikes.max())
+        bins, cells = len(self.norms), self._cells(most)
+        size, step = ROOM * cells, len(self.norms) * most / cells
         damped = np.exp(-DAMPING / size * np.arange(cells + 1))
         spectrum, error, mass = np.ones(size // 2 + 1, dtype=np.complex128), 0.0, 1.0
         for norm, count in Counter(self.norms).items():
@@ -72,19 +91,29 @@ class Orthogonal:
             error += count * float(np.linalg.norm(masses)) / max(total, UNIT)
             mass *= total**count
         sums = np.fft.irfft(spectrum, size)[:cells]
-        worth = (strike - np.arange(cells) * step / bins) / damped[:cells]
-        lost = 6 * UNIT * math.log2(size) * (error * mass + float(np.linalg.norm(sums))) * float(np.linalg.norm(worth))
-        return float(worth @ sums), lost + 8 * bins * UNIT * strike
+        spread = 6 * UNIT * math.log2(size) * (error * mass + float(np.linalg.norm(sums)))
+        found, lost = [], []
+        for strike in map(float, strikes):
+            worth = np.maximum(strike - np.arange(cells) * step / bins, 0.0) / damped[:cells]
+            found.append(float(worth @ sums))
+            lost.append(spread * float(np.linalg.norm(worth)) + 8 * bins * UNIT * strike)
+        return np.array(found), np.array(lost)
 
-    def call(self, strike: float) -> float:
-        """E (S - strike)_+ under Q, from above: all bins are added up pair by pair, with what lies at or beyond the strike kept apart."""
-        bins = len(self.norms)
-        step = bins * strike / DIRECT_CELLS
+    def calls(self, strikes: Array) -> Array:
+        """E (S - strike)_+ under Q, from above: all bins are added up pair by pair, with what lies at or beyond the largest strike kept
+        apart."""
+        bins, most = len(self.norms), float(strikes.max())
+        step = bins * most / DIRECT_CELLS
         total = Sum(np.eye(1, DIRECT_CELLS)[0], 0.0, 0.0, 0.0)
         for norm, count in Counter(self.norms).items():
             total = total.plus(_beyond(norm, step).times(count))
-        gain = total.moment * step / bins
-        return max(gain - strike * total.beyond, 0.0) + RELATIVE * gain
+        place, found = np.arange(DIRECT_CELLS) * step / bins, []
+        for strike in map(float, strikes):
+            within = place > strike
+            gain = total.moment * step / bins + float((total.below * place)[within].sum())
+            mass = total.beyond + float(total.below[within].sum())
+            found.append(max(gain - strike * mass, 0.0) + RELATIVE * gain)
+        return np.array(found)
 
     def _cells(self, strike: float) -> int:
         """A power of two: fine enough that moving to the grid adds little to the variance of the sum."""
@@ -92,6 +121,16 @@ class Orthogonal:
         spread = min(math.sqrt(math.expm1(min(norm**2, 50.0))) for norm in self.norms)
         wanted = bins * strike / max(SPREAD * spread, 3e-4 * strike * math.sqrt(bins))
         return int(min(max(2 ** math.ceil(math.log2(wanted)), LEAST_CELLS), MOST_CELLS))
+
+
+def _groups(strikes: Array) -> list[NDArray[np.intp]]:
+    """Indices of strikes that lie within a factor `SHARED` of each other."""
+    left, groups = np.argsort(-strikes), []
+    while len(left):
+        near = strikes[left] * SHARED >= strikes[left[0]]
+        groups.append(left[near])
+        left = left[~near]
+    return groups
 
 
 @dataclass(frozen=True)

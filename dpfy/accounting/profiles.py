@@ -92,7 +92,9 @@ def _lawful(atoms: Atoms, chain: list[_Vertex]) -> Atoms:
     found = hockey_stick(atoms, np.array([v.epsilon for v in some]))
     for vertex, value in zip(some, found, strict=True):
         if value < vertex.value * (1 - ROUNDED / 2):
-            raise Internal("a dominating pair reaches its profile", f"{value:.15g} at {vertex.epsilon:.9g} is below {vertex.value:.15g}")
+            raise Internal(
+                "a dominating pair reaches its profile", f"{value:.15g} at {vertex.epsilon:.9g} is below {vertex.value:.15g}"
+            )
     return atoms
 
 

@@ -123,8 +123,10 @@ def test_both_directions_against_numeric_integration(overlap, epsilon):
 @pytest.mark.parametrize("epsilon", [0.2, 1.5, 4.0])
 def test_both_ways_to_convolve_agree_and_chance_agrees_with_them(norms, epsilon):
     exact = Orthogonal(norms)
-    put, rounding = exact.put(math.exp(epsilon))
-    assert 1 - math.exp(epsilon) + put == pytest.approx(exact.call(math.exp(epsilon)), rel=2e-2, abs=2 * rounding)
+    strikes = math.exp(epsilon) * np.array([0.8, 1.0])
+    put, rounding = exact.puts(strikes)
+    for k, call in enumerate(exact.calls(strikes)):
+        assert 1 - strikes[k] + put[k] == pytest.approx(call, rel=2e-2, abs=2 * rounding[k])
     found = BinsCurve(event(1.0, np.diag(np.square(norms))), 2**15).estimates(epsilon, seed=3, failure=1e-9)
     assert (
         abs(found["remove"].mean - exact.removed(epsilon))
@@ -135,13 +137,13 @@ def test_both_ways_to_convolve_agree_and_chance_agrees_with_them(norms, epsilon)
 
 def test_a_finer_grid_lowers_the_bound(monkeypatch):
     """The error of the grid is on the private side, in both ways of computing."""
-    exact, strike = Orthogonal((0.8,) * 50), math.exp(0.5)
-    coarse = exact.call(strike), exact.put(strike)[0]
+    exact, strikes = Orthogonal((0.8,) * 50), np.exp([0.4, 0.5])
+    coarse = exact.calls(strikes), exact.puts(strikes)[0]
     monkeypatch.setattr(bins_orthogonal, "DIRECT_CELLS", 2**10)
     monkeypatch.setattr(bins_orthogonal, "LEAST_CELLS", 2**10)
     monkeypatch.setattr(bins_orthogonal, "SPREAD", 1.0)
-    assert exact.call(strike) > coarse[0] * 1.001
-    assert exact.put(strike)[0] > coarse[1] * (1 + 1e-9)
+    assert (exact.calls(strikes) > coarse[0] * 1.001).all()
+    assert (exact.puts(strikes)[0] > coarse[1] * (1 + 1e-9)).all()
 
 
 TILTS = [
