@@ -3,6 +3,13 @@
 A bound for a plan fixed in advance says nothing about runs chosen after seeing the results of earlier ones. A filter does: at one
 order fixed in advance the Rényi divergences of adaptively chosen runs add up, so refusing whatever would push the sum over the
 order's budget keeps the whole interaction private.
+
+Runs with a chance of infinite loss, (epsilon, delta) black boxes for one, are admitted too where the budget sets a part of its delta
+aside for them (Whitehouse, Ramdas, Rogers & Wu 2023). Leave out, run by run, the outcomes of infinite loss: a chance of at most d_i
+given everything before. On every path the d_i admitted add up to at most the part set aside, so their expected sum does, and with it
+the probability that anything was left out. What remains is a measure below P under which exp((a - 1)(L - R)) is a supermartingale,
+R the sum of its divergences: the filter without such runs, for what is left of delta. The part must be fixed in advance: a filter that
+let the divergences have what the chances leave of delta would spend up to twice the delta on an adversary who decides by the outputs.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpfy.core import check
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Composed, Event
 from dpfy.core.unit import Adjacency
 
@@ -21,6 +28,9 @@ GRID = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0)
 """Orders that share half of delta; the other half goes to the order that suits the first event best."""
 FINE = tuple(1 + 0.05 * 1.07**k for k in range(140))
 """Orders among which the one that suits the first event is looked for."""
+
+ADDED = 1 + 1e-12
+"""Sums of chances are right up to this factor."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +42,36 @@ class RenyiFilter:
     budget. The sums only grow, so a sequence admitted at an order was admitted there at every step, and the deltas of the orders
     add up (union bound).
 
+    Runs with a chance of infinite loss are admitted up to `approximation`, a part of delta that is set aside for them; without it such
+    runs are refused.
+
     Guarantees: any sequence of runs, each chosen with sight of all earlier outputs and each admitted by `why_not`, is together
     (epsilon, delta)-private. Without a run in progress the answer depends on the events only.
     """
 
     epsilon: float
     delta: float
+    approximation: float = 0.0
     kind: ClassVar[str] = "renyi"
 
     def __post_init__(self) -> None:
         check.positive("budget.epsilon", self.epsilon)
         check.inside_unit("budget.delta", self.delta)
+        _part("budget.approximation", self.approximation, self.delta)
 
     def why_not(self, spent: Sequence[Event], asked: Event, adjacency: Adjacency) -> str | None:
         """None if `asked` may run after `spent`, else one line that says why not."""
         first = spent[0] if spent else asked
         try:
             orders = self._orders(first, adjacency)
-            sums = _divergences(Composed((*spent, asked)), adjacency, tuple(order for order, _ in orders))
+            sums, chance = _divergences(Composed((*spent, asked)), adjacency, tuple(order for order, _ in orders))
         except Unsupported as error:
             return f"the Rényi filter cannot bill this run: {error}"
+        if chance > self.approximation:
+            return (
+                f"this run would bring the chance of an infinite loss to {chance:.4g} in all; the budget sets {self.approximation:g} "
+                f"of its delta {self.delta:g} aside for that (its `approximation`, fixed when the ledger is created)"
+            )
         for (order, share), total in zip(orders, sums, strict=True):
             if total <= budget(order, self.epsilon, share):
                 return None
@@ -66,17 +86,20 @@ class RenyiFilter:
         if not spent:
             return 0.0
         orders = self._orders(spent[0], adjacency)
-        sums = _divergences(Composed(tuple(spent)), adjacency, tuple(order for order, _ in orders))
+        sums, chance = _divergences(Composed(tuple(spent)), adjacency, tuple(order for order, _ in orders))
+        if chance > self.approximation:
+            return math.inf
         return min(cost(order, total, share) for (order, share), total in zip(orders, sums, strict=True))
 
     def to_json(self) -> dict[str, Any]:
-        """The filter as JSON."""
-        return {"kind": self.kind, "epsilon": self.epsilon, "delta": self.delta}
+        """The filter as JSON: as it was written before there were approximations, where it sets nothing aside for them."""
+        terms = {"kind": self.kind, "epsilon": self.epsilon, "delta": self.delta}
+        return terms | {"approximation": self.approximation} if self.approximation else terms
 
     def _orders(self, first: Event, adjacency: Adjacency) -> list[tuple[float, float]]:
-        """Orders with their shares of delta: the favourite of the first event, then the grid."""
-        values = _divergences(first, adjacency, FINE)
-        half = self.delta / 2
+        """Orders with their shares of what is left of delta: the favourite of the first event, then the grid."""
+        values, _ = _divergences(first, adjacency, FINE)
+        half = (self.delta - self.approximation * ADDED) / 2
         favourite = max(zip(FINE, values, strict=True), key=lambda pair: _repeats(budget(pair[0], self.epsilon, half), pair[1]))[
             0
         ]
@@ -98,21 +121,28 @@ class RenyiOdometer:
     """
 
     delta: float
+    approximation: float = 0.0
 
     def __post_init__(self) -> None:
         check.inside_unit("odometer.delta", self.delta)
+        _part("odometer.approximation", self.approximation, self.delta)
 
     def epsilon(self, spent: Sequence[Event], adjacency: Adjacency) -> float:
-        """The bound on the privacy loss of `spent`, in the order in which the runs were made."""
+        """The bound on the privacy loss of `spent`, in the order in which the runs were made.
+
+        Infinity once their chances of infinite loss add up to more than the part of delta set aside for them.
+        """
         if not spent:
             return 0.0
         orders = self._orders(spent[0], adjacency)
-        sums = _divergences(Composed(tuple(spent)), adjacency, tuple(order for order, _ in orders))
+        sums, chance = _divergences(Composed(tuple(spent)), adjacency, tuple(order for order, _ in orders))
+        if chance > self.approximation:
+            return math.inf
         return min(total + math.log(1 / share) / (order - 1) for (order, share), total in zip(orders, sums, strict=True))
 
     def _orders(self, first: Event, adjacency: Adjacency) -> list[tuple[float, float]]:
-        half = self.delta / 2
-        values = _divergences(first, adjacency, FINE)
+        half = (self.delta - self.approximation * ADDED) / 2
+        values, _ = _divergences(first, adjacency, FINE)
         favourite = min(zip(FINE, values, strict=True), key=lambda pair: pair[1] + math.log(1 / half) / (pair[0] - 1))[0]
         return [(favourite, half), *((order, half / len(GRID)) for order in GRID)]
 
@@ -120,8 +150,14 @@ class RenyiOdometer:
 def from_json(terms: dict[str, Any]) -> RenyiFilter:
     """The filter that `RenyiFilter.to_json` wrote."""
     check.one_of("budget.kind", terms.get("kind"), [RenyiFilter.kind])
-    check.known_keys("budget", terms, ("kind", "epsilon", "delta"))
-    return RenyiFilter(terms["epsilon"], terms["delta"])
+    check.known_keys("budget", terms, ("kind", "epsilon", "delta", "approximation"))
+    return RenyiFilter(terms["epsilon"], terms["delta"], terms.get("approximation", 0.0))
+
+
+def _part(name: str, part: float, delta: float) -> None:
+    """Refuse a part of delta that leaves nothing of it."""
+    if check.nonnegative(name, part) >= delta:
+        raise InvalidInput(name, part, f"must be less than delta ({delta:g}), of which it is a part")
 
 
 def budget(order: float, epsilon: float, delta: float) -> float:
@@ -143,7 +179,9 @@ def _repeats(room: float, value: float) -> float:
     return room / value if value > 0 else math.inf
 
 
-def _divergences(event: Event, adjacency: Adjacency, orders: tuple[float, ...]) -> list[float]:
-    from dpfy.accounting.rdp import divergences
+def _divergences(event: Event, adjacency: Adjacency, orders: tuple[float, ...]) -> tuple[list[float], float]:
+    """The Rényi divergences of `event` at `orders` without its outcomes of infinite loss, and a bound on the chance of those."""
+    from dpfy.accounting.rdp import approximate
 
-    return [float(v) for v in divergences(event, adjacency, orders)]
+    values, chance = approximate(event, adjacency, orders)
+    return [float(v) for v in values], chance

@@ -10,8 +10,9 @@ import pytest
 
 from dpfy import accounting
 from dpfy.accounting import RenyiFilter, RenyiOdometer, calibrate
-from dpfy.accounting.filters import GRID, budget, cost
+from dpfy.accounting.filters import GRID, budget, cost, from_json
 from dpfy.core import events as ev
+from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 
 PAIR = Adjacency.ADD_OR_REMOVE_ONE
@@ -126,3 +127,55 @@ def test_the_favourite_order_is_fixed_by_the_first_run_alone() -> None:
     assert admits.spent_epsilon([first, second], PAIR) == pytest.approx(fixed, rel=1e-9)
     barely = RenyiFilter(anew * 1.0005, 1e-6)
     assert barely.why_not([first], second, PAIR) is not None
+
+
+def test_black_boxes_spend_the_part_of_delta_set_aside_for_them() -> None:
+    """Their deltas add up; what would pass the part, or a budget without one, is refused with the reason."""
+    box = ev.EpsilonDelta(0.1, 4e-7)
+    assert "chance of an infinite loss" in str(RenyiFilter(2.0, 1e-5).why_not([], box, PAIR))
+    admits = RenyiFilter(2.0, 1e-5, approximation=1e-6)
+    assert admits.why_not([], box, PAIR) is None
+    assert admits.why_not([box], box, PAIR) is None
+    reason = admits.why_not([box, box], box, PAIR)
+    assert reason is not None
+    assert "1.2e-06 in all" in reason
+    assert admits.why_not([box, box], ev.Gaussian(20.0), PAIR) is None
+    assert math.isinf(admits.spent_epsilon([box] * 3, PAIR))
+    assert admits.spent_epsilon([box] * 2, PAIR) < 2.0
+    assert math.isinf(RenyiOdometer(1e-5).epsilon([box], PAIR))
+    assert math.isfinite(RenyiOdometer(1e-5, 1e-6).epsilon([box], PAIR))
+
+
+def test_what_is_set_aside_is_not_spent_twice() -> None:
+    """The orders share what is left; a sequence of boxes and Gaussians that is admitted fits by the exact composition."""
+    admits = RenyiFilter(1.5, 1e-5, approximation=5e-6)
+    assert sum(share for _, share in admits._orders(ev.Gaussian(9.0), PAIR)) == pytest.approx(5e-6, rel=1e-9)
+    steps, spent = [ev.Gaussian(9.0), ev.EpsilonDelta(0.05, 1e-6), ev.Laplace(20.0)], []
+    for k in range(60):
+        if admits.why_not(spent, steps[k % 3], PAIR) is None:
+            spent.append(steps[k % 3])
+    assert sum(isinstance(e, ev.EpsilonDelta) for e in spent) == 5
+    assert accounting.epsilon(ev.Composed(tuple(spent)), 1e-5) <= 1.5
+    assert len(spent) > 10
+
+
+def test_terms_of_budgets_written_before_there_were_approximations_are_read_and_written_alike() -> None:
+    old = {"kind": "renyi", "epsilon": 3.0, "delta": 1e-5}
+    assert from_json(old) == RenyiFilter(3.0, 1e-5)
+    assert from_json(old).to_json() == old
+    new = RenyiFilter(3.0, 1e-5, 1e-6)
+    assert from_json(new.to_json()) == new
+    for wrong in (1e-5, -1e-9, 2.0):
+        with pytest.raises(InvalidInput, match="approximation"):
+            RenyiFilter(3.0, 1e-5, wrong)
+
+
+def test_every_language_has_a_place_in_a_budget() -> None:
+    """Tuning, zCDP and black boxes, one after the other in one ledger's budget."""
+    tuning = ev.RepeatAndSelect(ev.Repeated(ev.PoissonSampled(0.005, ev.Gaussian(1.0)), 50), 10.0, 1.0)
+    spent: list[ev.Event] = []
+    admits = RenyiFilter(12.0, 1e-5, 1e-6)
+    for event in (_train(4.0), tuning, ev.Zcdp(0.01), ev.EpsilonDelta(0.2, 1e-8), ev.Laplace(5.0)):
+        assert admits.why_not(spent, event, PAIR) is None, event
+        spent.append(event)
+    assert admits.spent_epsilon(spent, PAIR) >= accounting.epsilon(spent[0], 1e-5)
