@@ -17,14 +17,6 @@ from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
 
-def tradeoff(mu: float, false_positive_rate: float) -> float:
-    """The least false-negative rate against a mu-GDP mechanism: Phi(Phi^-1(1 - fpr) - mu)."""
-    from scipy.special import ndtr, ndtri
-
-    check.fraction("false_positive_rate", false_positive_rate)
-    return float(ndtr(ndtri(1 - false_positive_rate) - mu))
-
-
 def mu_of(event: Event, adjacency: Adjacency) -> float:
     """mu of a composition of Gaussian releases: squares add (Corollary 3.3)."""
     squared = 0.0

@@ -5,27 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpfy.core import check
+from dpfy.core import check, tradeoff
 from dpfy.core.guarantee import Curve
-
-GRID = (0.0, *(0.02 * 1.25**k for k in range(40)))
 
 
 def true_positive_rate(curve: Curve, false_positive_rate: float) -> float:
-    """The highest true-positive rate that any membership attack can reach at a false-positive rate.
-
-    Each point of the curve excludes attacks with tpr > e^eps fpr + delta and with tpr > 1 - e^-eps (1 - delta - fpr)
-    (Wasserman & Zhou 2010; Kairouz, Oh & Viswanath 2015).
-    """
-    check.fraction("false_positive_rate", false_positive_rate)
-    best = 1.0
-    for epsilon in GRID:
-        grown, shrunk = math.exp(epsilon) * false_positive_rate, math.exp(-epsilon)
-        if grown >= best and 1 - shrunk * (1 - false_positive_rate) >= best:  # from here on no delta could help
-            break
-        delta = curve.delta(epsilon)
-        best = min(best, grown + delta, 1 - shrunk * (1 - delta - false_positive_rate))
-    return min(1.0, max(best, false_positive_rate))
+    """The highest true-positive rate that any membership attack can reach at a false-positive rate."""
+    return tradeoff.of_curve(curve.delta).hit_rate(check.fraction("false_positive_rate", false_positive_rate))
 
 
 def advantage(curve: Curve) -> float:
@@ -33,29 +19,17 @@ def advantage(curve: Curve) -> float:
     return curve.delta(0.0)
 
 
-def tradeoff(curve: Curve, rates: tuple[float, ...] = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)) -> list[tuple[float, float]]:
-    """Points (false-positive rate, least false-negative rate) of the trade-off curve."""
-    return [(rate, 1 - true_positive_rate(curve, rate)) for rate in rates]
-
-
-def reconstruction(curve: Curve, prior: float) -> float:
-    """The highest probability of reconstructing a record that a prior alone would hit with probability `prior`.
-
-    A reconstruction that succeeds is a test with false-positive rate `prior` (Balle, Cherubin & Hayes 2022; Hayes et al. 2023).
-    """
-    return true_positive_rate(curve, check.fraction("prior", prior))
-
-
 def tier(epsilon: float) -> int:
-    """The guide's tier (Ponomareva et al. 2023): 1 up to epsilon 1 (strong), 2 up to 10 (reasonable), 3 above (weak)."""
+    """The guide's tier (Ponomareva et al. 2023, section 5.2.1): 1 up to epsilon 1, 2 up to 10, 3 above. 4 is ours: no finite epsilon."""
     check.positive_or_infinite("epsilon + 1", epsilon + 1)
-    return 1 if epsilon <= 1 else 2 if epsilon <= 10 else 3
+    return 1 if epsilon <= 1 else 2 if epsilon <= 10 else 3 if epsilon < math.inf else 4
 
 
 TIERS = {
-    1: "a strong formal guarantee",
-    2: "a reasonable guarantee, the usual goal for models",
-    3: "a weak guarantee that needs other evidence, such as an audit, beside it",
+    1: "strong formal guarantee",
+    2: "reasonable guarantee",
+    3: "weak formal guarantee",
+    4: "no guarantee",
 }
 
 
@@ -70,6 +44,7 @@ class Meaning:
     tpr_at_1_percent: float
     tpr_at_1_permille: float
     reconstruction_of_1_in_1000: float
+    """A reconstruction that succeeds is a test whose false-positive rate is that of guessing (Balle, Cherubin & Hayes 2022)."""
 
     def sentences(self) -> list[str]:
         """The same in words."""
@@ -86,6 +61,6 @@ class Meaning:
 
 def meaning(curve: Curve, delta: float) -> Meaning:
     """What a curve means at `delta`. Guarantees: every number is an upper bound on what any attacker can reach."""
-    epsilon = curve.epsilon(check.inside_unit("delta", delta))
-    permille = true_positive_rate(curve, 1e-3)
-    return Meaning(epsilon, delta, tier(epsilon), advantage(curve), true_positive_rate(curve, 1e-2), permille, permille)
+    epsilon, attacks = curve.epsilon(check.inside_unit("delta", delta)), tradeoff.of_curve(curve.delta)
+    permille = attacks.hit_rate(1e-3)
+    return Meaning(epsilon, delta, tier(epsilon), advantage(curve), attacks.hit_rate(1e-2), permille, permille)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+from dpfy.core import tradeoff
 from dpfy.core.guarantee import Curve
 
 Tradeoff = Callable[[float], float]
@@ -109,12 +110,7 @@ class ClaimedFamily:
         """The largest of the lines that the curve excludes: never above the true trade-off."""
         import numpy as np
 
-        curve = self.at(strength)
-        epsilons = np.array([0.0, *(0.05 * 1.28**k for k in range(26))])
-        left = 1 - np.array([curve.delta(float(e)) for e in epsilons])
-        steep = np.exp(np.minimum(epsilons, 700.0))
-        # 1 - delta - e^eps x, and its mirror image e^-eps (1 - delta - x)
-        heights, slopes = np.concatenate([left, left / steep, [0.0]]), np.concatenate([steep, 1 / steep, [0.0]])
+        heights, slopes = (np.array(part) for part in tradeoff.of_curve(self.at(strength).delta).lines)
         return lambda fpr: float((heights - slopes * fpr).max())
 
     def advantage(self, strength: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dpfy.core import check
+from dpfy.core import check, tradeoff
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
 
@@ -64,20 +64,10 @@ class Guarantee:
         """Upper bound on delta at `epsilon`."""
         return self.curve.delta(check.nonnegative("epsilon", epsilon))
 
-    def tradeoff(self, false_positive_rates: Sequence[float], epsilons: Sequence[float] | None = None) -> list[float]:
-        """The smallest false-negative rate any attacker can reach at each false-positive rate, from the (epsilon, delta) curve.
-
-        Wasserman & Zhou 2010, Kairouz et al. 2015: each (epsilon, delta) on the curve excludes attackers with
-        fnr < max(1 - delta - e^epsilon fpr, e^-epsilon (1 - delta - fpr)); the curve excludes the union.
-        """
-        from math import exp
-
-        grid = epsilons if epsilons is not None else [0.05 * 1.12**k for k in range(60)]
-        points = [(e, self.curve.delta(e)) for e in [0.0, *grid]]
-        return [
-            max(0.0, *(max(1 - d - exp(min(e, 700)) * fpr, exp(-e) * (1 - d - fpr)) for e, d in points))
-            for fpr in false_positive_rates
-        ]
+    def tradeoff(self, false_positive_rates: Sequence[float], epsilons: Sequence[float] = tradeoff.GRID) -> list[float]:
+        """The smallest false-negative rate any attacker can reach at each false-positive rate, from the (epsilon, delta) curve."""
+        curve = tradeoff.of_curve(self.curve.delta, epsilons)
+        return [curve.miss_rate(f) for f in false_positive_rates]
 
     def sentence(self, delta: float) -> str:
         """The guarantee in one honest sentence."""

@@ -12,6 +12,7 @@ from dpfy import accounting
 from dpfy.accounting import calibrate, group, planning
 from dpfy.core import check, events
 from dpfy.core.errors import DpfyError, InvalidInput
+from dpfy.core.tradeoff import Tradeoff
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.report import figures, meaning, numbers
 from dpfy.report.figures import Axis, Series
@@ -210,12 +211,9 @@ def commands(wish: Wish) -> list[str]:
 
 def attacker(wish: Wish) -> dict[str, Any]:
     """What an attacker could do with everything such a run releases: sentences and picture."""
-    curve = accounting.curve(wish.event(noise(wish)), adjacency=ADD)
-    pairs = tuple((wish.epsilon * k, curve.delta(wish.epsilon * k)) for k in (0.0, 0.2, 0.4, 0.6, 0.8)) + (
-        (wish.epsilon, wish.delta),
-    )
+    pairs = numbers.points(numbers.Bill(wish.event(noise(wish)), ADD, accounting.DEFAULT, wish.delta))
     rates = [k / 100 for k in range(101)]
-    reached = [(0.0, 0.0), *zip(rates, numbers.hit_rates(pairs, rates), strict=True)]
+    reached = [(0.0, 0.0), *zip(rates, Tradeoff(pairs).hit_rates(rates), strict=True)]
     series = [Series(reached, "area"), Series([(0, 0), (1, 1)], "line", "quiet"), Series(reached)]
     across, upward = Axis("wrongly accused (false positives)", 0, 1, True), Axis("recognised (true positives)", 0, 1, True)
     picture = figures.chart("The most that any attacker can reach", series, across, upward)

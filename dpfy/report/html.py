@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpfy.core import reading
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.report import figures, numbers, words
+from dpfy.core.tradeoff import Tradeoff
+from dpfy.report import figures, words
 from dpfy.report.figures import SUPERSCRIPT, Axis, Series
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def attack_picture(card: dict[str, Any], audit: dict[str, Any]) -> Any:
         return words.absent("an attacker is not limited: " + curve[words.ABSENT])
     pairs = tuple((row["epsilon"], row["delta"]) for row in curve)
     rates = [k / 200 for k in range(201)]
-    reached = list(zip(rates, numbers.hit_rates(pairs, rates), strict=True))
+    reached = list(zip(rates, Tradeoff(pairs).hit_rates(rates), strict=True))
     found = [(p["false_positive_rate"], p["true_positive_rate"]) for p in audit.get("points", [])]
     series = [
         Series([(0, 0), *reached], "area", "a"),

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from dpfy.accounting.meaning import TIERS
 from dpfy.accounting.meaning import tier as tier_of
+from dpfy.core.tradeoff import Points, Tradeoff
 from dpfy.core.unit import Adjacency, Unit
-from dpfy.report import numbers
 from dpfy.report.words import percent_up, up
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 
-TIERS = {
-    1: "strong formal guarantee",
-    2: "reasonable guarantee",
-    3: "weak formal guarantee",
-    4: "no guarantee",
-}
-
 
 def tier(epsilon: float, unit: Unit, adjacency: Adjacency) -> dict[str, Any]:
     """The tier of Ponomareva et al. 2023, section 5.2.1, and why. Tier 4 is ours: no finite epsilon."""
-    if math.isinf(epsilon):
-        return {"tier": 4, "name": TIERS[4], "why": "Epsilon is infinite: nothing hides what one unit contributed."}
     number = tier_of(epsilon)
+    if number == 4:
+        return {"tier": 4, "name": TIERS[4], "why": "Epsilon is infinite: nothing hides what one unit contributed."}
     rule = {1: "is at most 1", 2: "is above 1 and at most 10", 3: "is above 10"}[number]
     why = f"Epsilon {up(epsilon)} {rule}."
     if number == 3:
@@ -38,7 +31,7 @@ def tier(epsilon: float, unit: Unit, adjacency: Adjacency) -> dict[str, Any]:
     return {"tier": number, "name": TIERS[number], "why": why}
 
 
-def attacker(pairs: numbers.Points, unit: Unit) -> dict[str, Any]:
+def attacker(pairs: Points, unit: Unit) -> dict[str, Any]:
     """The strongest membership attack that the curve allows, in two sentences and in numbers."""
     whose = f"one {unit.name}"
     if not pairs:
@@ -51,7 +44,7 @@ def attacker(pairs: numbers.Points, unit: Unit) -> dict[str, Any]:
             "at": [{"false_positive_rate": f, "true_positive_rate": 1.0} for f in FALSE_POSITIVE_RATES],
         }
     accuracy = 0.5 + pairs[0][1] / 2
-    rates = numbers.hit_rates(pairs, FALSE_POSITIVE_RATES)
+    rates = Tradeoff(pairs).hit_rates(FALSE_POSITIVE_RATES)
     return {
         "sentences": [
             f"Take someone who has seen everything that was released, who knows all of the training data but one thing: whether "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,6 +12,7 @@ from dpfy.accounting.pairs import composition
 from dpfy.core import events
 from dpfy.core.errors import Unsupported
 from dpfy.core.guarantee import Curve
+from dpfy.core.tradeoff import Points
 from dpfy.core.unit import Adjacency
 from dpfy.plan.claim import amplified, unsampled
 
@@ -24,8 +24,6 @@ SLOW = ("monte-carlo", "advanced", "basic")
 """Accountants that take seconds for each point get few of them: fewer points make the attacker look stronger, never weaker."""
 
 __all__ = ["amplified", "unsampled"]
-
-Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -70,19 +68,6 @@ def points(bill: Bill) -> Points:
     grid = FEW if bill.accountant in SLOW else GRID
     held = {top: bill.delta} | {top * k: shape.delta(top * k) for k in grid if k != 1}
     return tuple(sorted(held.items()))
-
-
-def miss_rate(pairs: Points, false_positive_rate: float) -> float:
-    """The least share of members that any attacker overlooks at this false-positive rate (Kairouz et al. 2015, by each pair)."""
-    f = false_positive_rate
-    return max(
-        [0.0] + [max(1 - d - math.exp(min(e, 700.0)) * f, math.exp(-e) * (1 - d - f)) for e, d in pairs],
-    )
-
-
-def hit_rates(pairs: Points, false_positive_rates: Sequence[float]) -> list[float]:
-    """The largest share of members that any attacker recognises at each false-positive rate."""
-    return [1 - miss_rate(pairs, f) for f in false_positive_rates]
 
 
 def gaussian_ratio(event: events.Event, adjacency: Adjacency) -> float | None:

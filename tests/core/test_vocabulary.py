@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dpfy.core import check, events
+from dpfy.core import check, events, tradeoff
 from dpfy.core.codec import Codec
 from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Guarantee, _up
@@ -122,6 +122,30 @@ def test_tradeoff_is_below_and_close_to_the_exact_one():
     exact = [norm.cdf(norm.ppf(1 - a) - 1) for a in rates]
     for got, truth in zip(guarantee.tradeoff(rates), exact, strict=True):
         assert truth - 0.01 <= got <= truth + 1e-12
+
+
+def test_every_way_to_ask_gives_the_same_attacker():
+    """Guarantee, calculator, card and audit read one trade-off curve."""
+    from dpfy.accounting import meaning
+    from dpfy.audit.families import ClaimedFamily
+
+    guarantee, family = Guarantee(_Gauss(), "exact", Adjacency.ADD_OR_REMOVE_ONE), ClaimedFamily(lambda strength: _Gauss())
+    curve = tradeoff.of_curve(_Gauss().delta)
+    for rate in (0.0, 1e-6, 0.001, 0.01, 0.5, 1.0):
+        missed = curve.miss_rate(rate)
+        assert guarantee.tradeoff([rate]) == [missed]
+        assert family.tradeoff(1.0)(rate) == pytest.approx(missed, abs=1e-15)
+        assert meaning.true_positive_rate(_Gauss(), rate) == curve.hit_rate(rate) == 1 - missed >= rate
+    assert meaning.meaning(_Gauss(), 1e-5).tpr_at_1_percent == curve.hit_rate(0.01)
+
+
+def test_a_tradeoff_curve_at_its_ends():
+    assert tradeoff.Tradeoff(()).hit_rates([0.0, 0.3]) == [1.0, 1.0]  # nothing is known: nothing is excluded
+    pure = tradeoff.of_curve(lambda epsilon: 0.0)
+    assert pure.points == ((0.0, 0.0),)  # perfect privacy: one point says all
+    assert pure.hit_rates([0.0, 0.3, 1.0]) == pytest.approx([0.0, 0.3, 1.0])
+    assert tradeoff.Tradeoff(((1e6, 0.0),)).miss_rate(0.5) >= 0.0
+    assert tradeoff.of_curve(lambda epsilon: 1.0).hit_rates([0.0, 0.5]) == [1.0, 1.0]
 
 
 def test_sentence_names_unit_adjacency_and_accountant():

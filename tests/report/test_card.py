@@ -16,6 +16,7 @@ from dpfy import accounting
 from dpfy.core import events
 from dpfy.core.errors import Unsupported
 from dpfy.core.ledger import Ledger
+from dpfy.core.tradeoff import Tradeoff
 from dpfy.plan.recipe import Plan
 from dpfy.report import html, markdown, numbers, words
 from dpfy.report.verify import verify
@@ -280,7 +281,7 @@ def test_an_attacker_never_does_better_than_the_curve_says(made):
     pairs = tuple((row["epsilon"], row["delta"]) for row in card["formal"]["curve"])
     for rate in (0.001, 0.01, 0.1, 0.3, 0.7):
         exact = 1 - norm.cdf(norm.ppf(1 - rate) - mu)
-        bound = numbers.hit_rates(pairs, [rate])[0]
+        bound = Tradeoff(pairs).hit_rate(rate)
         assert exact <= bound * (1 + 1e-9)
         assert bound <= exact * 1.1
     assert card["attacker"]["guess_accuracy"] == pytest.approx(norm.cdf(mu / 2), rel=1e-6)
