@@ -19,8 +19,8 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.noise.banded import Banded
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.toeplitz import SquareRoot
-from dpfy.plan.correlated import MOST_STEPS, bandmf, blt, dpftrl, fixed_order, step_count, steps_per_epoch, with_strategy
-from dpfy.plan.recipe import Plan, Recipe, dpsgd, sampling_rate
+from dpfy.plan.correlated import MOST_STEPS, bandmf, blt, dpftrl, fixed_order, with_strategy
+from dpfy.plan.recipe import Plan, Recipe, dpsgd, sampling_rate, step_count, steps_per_epoch
 
 SAMPLINGS = ("any", "poisson", "fixed-order")
 MECHANISMS = ("dp-sgd", "band-mf", "blt", "tree", "sqrt", "dense", "auto")
@@ -99,7 +99,7 @@ def auto(
     `sampling`: "poisson" if records can be sampled at random, "fixed-order" if they come in an order that cannot be changed, "any" if
     both can be done. The candidates' errors do not depend on data: the choice is free.
     """
-    count = step_count(records, batch_size, epochs, steps)
+    count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
     found = compare(records, batch_size, count, Target(epsilon, delta), sampling=check.one_of("sampling", sampling, SAMPLINGS))
     best = found[0]
     recipe = replace(best.plan.recipe, clip=FlatClip(clip_norm))
@@ -218,7 +218,7 @@ def recipe_for(mechanism: str, setting: Setting, target: Target | None = None, b
     records, batch, steps = setting.records, setting.batch_size, setting.steps
     recipe = _by_name(check.one_of("mechanism", mechanism, MECHANISMS), setting, target, bands)
     if recipe is None:
-        step_count(records, batch, None, check.integer("steps", steps, most=DENSE_STEPS if mechanism == "dense" else MOST_STEPS))
+        step_count(records, batch, None, steps, most=DENSE_STEPS if mechanism == "dense" else MOST_STEPS)
         base = Recipe(records, fixed_order(records, batch, steps), steps, FlatClip(1.0), SquareRoot())
         recipe = base if mechanism == "sqrt" else with_strategy(base, dense_for(base))
     return replace(recipe, clip=FlatClip(setting.clip_norm), adjacency=Adjacency.parse(setting.adjacency))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dpfy.core import check, participation
+from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.strategy import Strategy
 from dpfy.noise.tree import Tree
-from dpfy.plan.recipe import Recipe, sampling_rate, steps_in
+from dpfy.plan.recipe import Recipe, step_count, steps_per_epoch
 from dpfy.sampling.sampler import Sampler
 from dpfy.sampling.slots import CyclicPoissonSampler, FixedOrderSampler
 
@@ -36,7 +36,7 @@ def bandmf(
     """
     from dpfy.noise import optimise
 
-    count = step_count(records, batch_size, epochs, steps)
+    count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
     bands = min(check.integer("bands", bands), count)
     check.one_of("sampling", sampling, SAMPLINGS)
     sampler: Sampler
@@ -67,7 +67,7 @@ def blt(
     """Buffered linear Toeplitz noise in a fixed order of the records: almost the error of full correlation with a few buffers."""
     from dpfy.noise.optimise_blt import blt as optimise_blt
 
-    count = step_count(records, batch_size, epochs, steps)
+    count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
     sampler = fixed_order(records, batch_size, count)
     strategy = optimise_blt(buffers, count, sampler.participation)
     return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency))
@@ -89,7 +89,7 @@ def dpftrl(
 
     ``estimator="completed", restart=False`` is the mechanism of the published study. `bandmf` and `blt` have less error.
     """
-    count = step_count(records, batch_size, epochs, steps)
+    count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
     sampler = fixed_order(records, batch_size, count)
     restarts = restart and sampler.epochs > 1
     strategy = Tree(estimator, sampler.steps_per_epoch if restarts else 0, restarts)
@@ -103,27 +103,7 @@ def with_strategy(recipe: Recipe, strategy: Strategy) -> Recipe:
     return replace(recipe, strategy=strategy)
 
 
-def step_count(records: int, batch_size: float, epochs: float | None, steps: int | None) -> int:
-    """The steps of a run given in epochs or in steps."""
-    sampling_rate(records, batch_size)
-    if (epochs is None) == (steps is None):
-        raise InvalidInput("epochs", epochs, "give exactly one of epochs and steps")
-    if steps is not None:
-        return check.integer("steps", steps, most=MOST_STEPS)
-    return check.integer("epochs, in steps", steps_in(epochs, steps_per_epoch(records, batch_size)), most=MOST_STEPS)
-
-
-def steps_per_epoch(records: int, batch_size: float) -> int:
-    """Batches in an epoch, of `batch_size` or a little more."""
-    return max(1, int(records / batch_size + 1e-9))
-
-
 def fixed_order(records: int, batch_size: float, steps: int) -> FixedOrderSampler:
-    """The fixed order with batches of `batch_size` that lasts for `steps`."""
+    """The fixed order with batches of `batch_size`, or a little less, that lasts for `steps`."""
     epoch = steps_per_epoch(records, batch_size)
     return FixedOrderSampler(epoch, -(-steps // epoch))
-
-
-def fixed_pattern(records: int, batch_size: float, steps: int) -> participation.FixedOrder:
-    """Its participation pattern."""
-    return fixed_order(records, batch_size, steps).participation

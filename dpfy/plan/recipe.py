@@ -192,6 +192,10 @@ def default_delta(records: int) -> float:
     return 10.0 ** min(-1, math.floor(-1.1 * math.log10(max(records, 2))))
 
 
+ROUNDING = 1e-12
+"""Three epochs of 10 steps are 30 steps, whatever the rounding of their product says."""
+
+
 def sampling_rate(records: int, batch_size: float) -> float:
     """The share of the records in a mean batch; a batch that is larger than the data, or hardly ever holds a record, is refused."""
     check.integer("records", records, most=check.RECORDS)
@@ -202,12 +206,28 @@ def sampling_rate(records: int, batch_size: float) -> float:
     return batch_size / records
 
 
-def steps_in(epochs: object, each: float) -> int:
-    """The steps of `epochs` of `each` steps, at least 1."""
-    count = check.positive("epochs", epochs) * each
-    if count > check.STEPS:
-        raise InvalidInput("epochs", epochs, f"asks for {count:.3g} steps; at most {check.STEPS}")
-    return max(1, math.ceil(count))
+def step_count(records: int, batch_size: float, epochs: float | None, steps: int | None, *, most: int = check.STEPS) -> int:
+    """The steps of a run that is given in epochs or in steps, whatever its mechanism.
+
+    `epochs` are expected passes over the data with batches of `batch_size`, rounded up to a whole step.
+    """
+    rate = sampling_rate(records, batch_size)
+    if (epochs is None) == (steps is None):
+        raise InvalidInput("epochs", epochs, "give exactly one of epochs and steps")
+    if steps is not None:
+        return check.integer("steps", steps, most=most)
+    count = check.positive("epochs", epochs) / rate
+    if count > most:
+        raise InvalidInput("epochs", epochs, f"asks for {count:.3g} steps; at most {most}")
+    return max(1, math.ceil(count * (1 - ROUNDING)))
+
+
+def steps_per_epoch(records: int, batch_size: float) -> int:
+    """Batches in an epoch that meets every record once, of `batch_size` or a little less.
+
+    Guarantees: in `step_count` steps of a whole number of epochs no record takes part more often than there are epochs.
+    """
+    return max(1, math.ceil(records / batch_size * (1 - ROUNDING)))
 
 
 def dpsgd(
@@ -226,8 +246,7 @@ def dpsgd(
     """
     from dpfy.sampling.poisson import PoissonSampler
 
-    rate = sampling_rate(records, batch_size)
-    if (epochs is None) == (steps is None):
-        raise InvalidInput("epochs", epochs, "give exactly one of epochs and steps")
-    count = steps if steps is not None else steps_in(epochs, 1 / rate)
-    return Recipe(records, PoissonSampler(rate), count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency))
+    count = step_count(records, batch_size, epochs, steps)
+    return Recipe(
+        records, PoissonSampler(batch_size / records), count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency)
+    )

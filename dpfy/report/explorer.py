@@ -14,6 +14,7 @@ from dpfy.core import check, events
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.tradeoff import Tradeoff
 from dpfy.core.unit import Adjacency, Unit
+from dpfy.plan.recipe import step_count
 from dpfy.report import figures, meaning, numbers
 from dpfy.report.figures import Axis, Series
 from dpfy.report.html import figure
@@ -74,8 +75,8 @@ class Wish:
 
     @property
     def steps(self) -> int:
-        """As :func:`dpfy.dpsgd` counts them."""
-        return max(1, math.ceil(self.epochs / self.rate))
+        """As every recipe counts them."""
+        return step_count(self.records, self.batch, self.epochs, None)
 
     @property
     def unit(self) -> Unit:

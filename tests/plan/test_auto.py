@@ -127,18 +127,42 @@ def test_the_study_is_one_gaussian_of_sensitivity_fifteen():
         assert exact < plan.epsilon
 
 
-@pytest.mark.parametrize("records", [1000, 1003])
-def test_recipes_in_a_fixed_order(records):
+@pytest.mark.parametrize(("records", "epoch"), [(1000, 10), (1003, 11), (997, 10)])
+def test_recipes_in_a_fixed_order(records, epoch):
     for recipe in (
         blt(records, 100, epochs=3),
         dpftrl(records, 100, epochs=3),
         bandmf(records, 100, bands=10, epochs=3, sampling="fixed-order"),
     ):
-        assert recipe.steps == 30
-        assert recipe.sampler.participation == FixedOrder(10, 3)
-        assert recipe.expected_batch == records / 10
+        assert recipe.steps == dpfy.dpsgd(records, 100, epochs=3).steps
+        assert recipe.sampler.participation == FixedOrder(epoch, 3)
+        assert recipe.expected_batch == records / epoch <= 100
         assert recipe.event(2.0) == events.Gaussian(2.0)
         assert recipe.calibrate(1.0, 1e-5).epsilon_after(3) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("records", "batch", "epochs"), [(60_000, 4096, 40), (1003, 100, 3), (1000, 30, 3), (700, 300, 7), (90, 90, 2)]
+)
+def test_epochs_are_the_same_steps_for_every_mechanism_and_no_record_takes_part_more_often(records, batch, epochs):
+    steps = dpfy.dpsgd(records, batch, epochs=epochs).steps
+    assert epochs <= steps * batch / records < epochs + batch / records
+    choice = auto(records, batch, epochs=epochs, epsilon=3.0, delta=1e-6, sampling="fixed-order") if steps < 100 else None
+    recipes = [
+        bandmf(records, batch, bands=1, epochs=epochs),
+        dpftrl(records, batch, epochs=epochs),
+        *([choice.plan.recipe] if choice else []),
+    ]
+    setting = Setting(records, batch, steps)
+    recipes += [recipe_for(name, setting) for name in ("dp-sgd", "sqrt", "tree")]
+    assert {recipe.steps for recipe in recipes} == {steps}
+    assert all(r.sampler.participation.epochs <= epochs for r in recipes if isinstance(r.sampler.participation, FixedOrder))
+
+
+def test_forty_epochs_of_mnist():
+    """586 steps for all: 560, which correlated recipes made before, are 38.2 passes of batches of 4096."""
+    assert dpfy.dpsgd(60_000, 4096, epochs=40).steps == dpftrl(60_000, 4096, epochs=40).steps == 586
+    assert dpftrl(60_000, 4096, epochs=40).sampler.participation == FixedOrder(15, 40)
 
 
 def test_proven_pairs_have_theorems_and_the_others_name_the_nearest():
