@@ -7,12 +7,10 @@ from typing import Any
 
 from dpfy.accounting.gaussian import GaussianCurve
 from dpfy.accounting.leaves import leaves
-from dpfy.accounting.pairs import moves
-from dpfy.accounting.table import way_out
+from dpfy.accounting.rows import moves, row_of, way_out
 from dpfy.core import check
-from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
-from dpfy.core.events import Event
+from dpfy.core.events import Event, Nothing
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -21,11 +19,11 @@ def mu_of(event: Event, adjacency: Adjacency) -> float:
     """mu of a composition of Gaussian releases: squares add (Corollary 3.3)."""
     squared = 0.0
     for leaf, count in leaves(event):
-        if isinstance(leaf, ev.PoissonSampled) and leaf.rate == 1:
-            leaf = leaf.event
-        if not isinstance(leaf, ev.Gaussian):
-            raise Unsupported(f"{type(leaf).__name__} by the gdp accountant", way_out(leaf, "use --accountant tight"))
-        squared += count * (moves(adjacency) / leaf.noise_multiplier) ** 2
+        one = row_of(leaf).plain(leaf)
+        noise = row_of(one).gaussian(one)
+        if noise is None and not isinstance(one, Nothing):
+            raise Unsupported(f"{type(one).__name__} by the gdp accountant", way_out(one, "use --accountant tight"))
+        squared += count * (moves(adjacency) / noise) ** 2 if noise else 0.0
     return math.sqrt(squared)
 
 

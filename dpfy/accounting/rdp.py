@@ -11,10 +11,9 @@ import numpy as np
 from dpfy.accounting.leaves import delta_within, leaves
 from dpfy.accounting.losses import Loss, verified
 from dpfy.accounting.moments import Array
-from dpfy.accounting.pairs import composition, moves
-from dpfy.accounting.table import way_out
+from dpfy.accounting.pairs import composition
+from dpfy.accounting.rows import row_of
 from dpfy.core import check
-from dpfy.core import events as ev
 from dpfy.core.errors import Internal, Unsupported
 from dpfy.core.events import Event
 from dpfy.core.guarantee import Curve
@@ -54,14 +53,12 @@ def approximate(event: Event, adjacency: Adjacency, orders: Sequence[float] = OR
 
 
 def _leaf(leaf: Event, adjacency: Adjacency, alphas: Array) -> tuple[Array, float]:
-    if isinstance(leaf, ev.Zcdp):
-        return np.asarray(leaf.xi + leaf.rho * alphas), 0.0
-    if isinstance(leaf, ev.RepeatAndSelect):
-        from dpfy.accounting.tuning import selected
+    own = row_of(leaf).divergences
+    return own(leaf, adjacency, alphas) if own is not None else of_pair(leaf, adjacency, alphas)
 
-        return selected(alphas, divergences(leaf.event, adjacency, tuple(alphas)), leaf.mean, leaf.shape), 0.0
-    if isinstance(leaf, ev.DiscreteGaussian):  # Canonne, Kamath & Steinke 2020, Theorem 4: at most that of the continuous one
-        return np.asarray(alphas * (moves(adjacency) * leaf.sensitivity / leaf.sigma) ** 2 / 2), 0.0
+
+def of_pair(leaf: Event, adjacency: Adjacency, alphas: Array) -> tuple[Array, float]:
+    """Those of the dominating pair, the worse of both directions."""
     parts = composition(leaf, adjacency)
     if parts.public:
         return np.full(len(alphas), np.inf), 0.0
@@ -71,16 +68,7 @@ def _leaf(leaf: Event, adjacency: Adjacency, alphas: Array) -> tuple[Array, floa
         added = removed if release.added == release.removed else _of_loss(release.added, alphas)
         values = values + count * np.maximum(removed, added)
         infinity += count * max(release.removed.infinity, release.added.infinity)
-    return _beyond_the_tails(leaf, alphas, values), infinity
-
-
-def _beyond_the_tails(leaf: Event, alphas: Array, values: Array) -> Array:
-    """`values`, with a bound by convexity at orders so large that a sampled discrete Gaussian is decided by masses left out as tiny."""
-    if not (isinstance(leaf, ev.PoissonSampled) and isinstance(leaf.event, ev.DiscreteGaussian) and 0 < leaf.rate < 1):
-        return values
-    ratio = leaf.event.sensitivity / leaf.event.sigma
-    logs = np.logaddexp(math.log1p(-leaf.rate), math.log(leaf.rate) + alphas * (alphas - 1) * ratio**2 / 2)
-    return np.where(alphas * ratio > 27, np.maximum(values, logs / (alphas - 1)), values)
+    return values, infinity
 
 
 def _of_loss(loss: Loss, alphas: Array) -> Array:
@@ -104,7 +92,7 @@ def to_delta(orders: Array, values: Array, epsilon: float) -> float:
     return float(min(1.0, math.exp(min(0.0, float(np.min(logs))))))
 
 
-class RenyiCurve:
+class RdpCurve:
     """The curve that a set of Rényi divergences implies, with a chance of infinite loss beside them."""
 
     def __init__(self, orders: Sequence[float], values: Array, infinity: float = 0.0) -> None:
@@ -139,26 +127,12 @@ class Rdp:
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
         """The curve of `event`. Guarantees: upper bounds; an event without Rényi bound raises `Unsupported`."""
-        return RenyiCurve(ORDERS, *approximate(event, adjacency))
+        return RdpCurve(ORDERS, *approximate(event, adjacency))
 
 
 def rho(event: Event, adjacency: Adjacency) -> float:
     """The zCDP parameter of `event` (Bun & Steinke 2016): Gaussian 1/(2 sigma^2), pure epsilon epsilon^2/2; composition adds."""
-    total = 0.0
-    for leaf, count in leaves(event):
-        if isinstance(leaf, (ev.Gaussian, ev.Laplace)):
-            total += count * (moves(adjacency) / leaf.noise_multiplier) ** 2 / 2
-        elif isinstance(leaf, ev.DiscreteGaussian):
-            total += count * (moves(adjacency) * leaf.sensitivity / leaf.sigma) ** 2 / 2
-        elif isinstance(leaf, ev.EpsilonDelta) and leaf.delta == 0:
-            total += count * leaf.epsilon**2 / 2
-        elif isinstance(leaf, ev.Zcdp) and leaf.xi == 0:
-            total += count * leaf.rho
-        elif isinstance(leaf, ev.NotPrivate):
-            total = math.inf
-        else:
-            raise Unsupported(f"{type(leaf).__name__} by the zcdp accountant", way_out(leaf, "use --accountant rdp or tight"))
-    return total
+    return math.fsum(count * row_of(leaf).rho(leaf, adjacency) for leaf, count in leaves(event))
 
 
 class ZcdpCurve:

@@ -12,6 +12,7 @@ import numpy as np
 from dpfy.accounting import peer
 from dpfy.accounting.leaves import leaves
 from dpfy.accounting.rdp import approximate, to_epsilon
+from dpfy.accounting.rows import halved
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event, RandomizedResponse
@@ -124,7 +125,7 @@ class PeerRdp(_Peer):
         return rdp.RdpAccountant(neighboring_relation=peer.relation(adjacency))
 
     def _event(self, event: Event, adjacency: Adjacency) -> Event:
-        return peer.halve_noise(event) if adjacency is Adjacency.REPLACE_ONE else event
+        return halved(event) if adjacency is Adjacency.REPLACE_ONE else event
 
 
 class PeerPld(_Peer):

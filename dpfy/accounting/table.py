@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dpfy.core import check
-from dpfy.core.events import BallsInBins
 from dpfy.core.guarantee import Accountant
 
 DEFAULT = "tight"
@@ -74,9 +73,3 @@ TABLE: dict[str, Callable[[], Accountant]] = {
 def accountant(name: str = DEFAULT) -> Accountant:
     """The accountant called `name`; an unknown name is an error that lists the known ones."""
     return TABLE[check.one_of("accountant", name, TABLE)]()
-
-
-def way_out(leaf: object, otherwise: str) -> str:
-    """Where to go with a release that an accountant has no bound for: balls-in-bins has one accountant, the rest `otherwise`."""
-    alone = "use --accountant monte-carlo, which reads one balls-in-bins release by itself"
-    return alone if isinstance(leaf, BallsInBins) else otherwise

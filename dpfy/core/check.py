@@ -62,6 +62,13 @@ def inside_unit(name: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def below_one(name: str, value: object) -> float:
+    """At least 0 and below 1: a delta, of a pure guarantee too."""
+    if not 0 <= (number := real(name, value)) < 1:
+        raise InvalidInput(name, value, "must be at least 0 and below 1")
+    return number
+
+
 def rate(name: str, value: object) -> float:
     """A number in (0, 1]."""
     if not 0 < real(name, value) <= 1:
@@ -138,3 +145,10 @@ def known_keys(name: str, given: Iterable[str], allowed: Collection[str]) -> Non
     for key in given:
         if key not in allowed:
             one_of(f"{name}.{key}" if name else key, key, sorted(allowed))
+
+
+def one_line(name: str, value: object, most: int = 200) -> str:
+    """Text of 1 to `most` characters that can be printed in one line."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > most:
+        raise InvalidInput(name, value, f"must be one line of 1 to {most} printable characters")
+    return value

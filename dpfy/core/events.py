@@ -14,6 +14,9 @@ from dpfy.core import check
 from dpfy.core.codec import Codec
 from dpfy.core.errors import InvalidInput
 
+MOST_NAME = 80
+"""Characters in the name of a part of the data."""
+
 
 @dataclass(frozen=True)
 class Nothing:
@@ -103,7 +106,10 @@ class GaussianMixture:
 
 @dataclass(frozen=True)
 class EpsilonDelta:
-    """A black box that is (epsilon, delta)-differentially private, about which nothing else is known."""
+    """A black box that is (epsilon, delta)-differentially private, about which nothing else is known.
+
+    With delta 0 it is the event of pure differential privacy: it has a pure guarantee, exact Rényi divergences and zCDP.
+    """
 
     epsilon: float
     delta: float = 0.0
@@ -115,7 +121,7 @@ class EpsilonDelta:
 
 @dataclass(frozen=True)
 class Zcdp:
-    """A mechanism known to satisfy `xi`-approximate `rho`-zCDP and nothing more."""
+    """A mechanism known by zCDP alone: its Rényi divergence of every order a > 1 is at most `xi` + `rho` a."""
 
     rho: float
     xi: float = 0.0
@@ -123,6 +129,42 @@ class Zcdp:
     def __post_init__(self) -> None:
         check.nonnegative("rho", self.rho)
         check.nonnegative("xi", self.xi)
+
+
+@dataclass(frozen=True)
+class RenyiCurve:
+    """A mechanism known by its Rényi divergences alone: at most `values[i]` at order `orders[i]`, in both directions.
+
+    The form of a data-dependent analysis. Such values are computed from the data, so that they may be published only if they were
+    made private themselves; between the orders log moments are interpolated, beyond the largest one nothing is known.
+    """
+
+    orders: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.orders) != len(self.values) or not self.orders:
+            raise InvalidInput("values", self.values, "must pair with the orders, at least one")
+        for order in self.orders:
+            check.positive("orders - 1", check.real("orders", order) - 1)
+        if any(b <= a for a, b in zip(self.orders, self.orders[1:], strict=False)):
+            raise InvalidInput("orders", self.orders, "must grow")
+        for value in self.values:
+            check.nonnegative("values", value)
+
+
+@dataclass(frozen=True)
+class BoundedRange:
+    """A mechanism whose privacy losses lie in an interval of length `epsilon` for any two neighbours (Durfee & Rogers 2019).
+
+    The exponential mechanism with P(r) proportional to exp(epsilon G(r) / (2 sensitivity)) is one. It is epsilon-private, and cheaper
+    than that under composition. Permute-and-flip and report-noisy-max with Laplace noise are NOT: state EpsilonDelta(epsilon).
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        check.nonnegative("epsilon", self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -219,6 +261,26 @@ class Composed:
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """Releases on disjoint parts of the data, each `(name, event)`: all records of a unit lie in one part.
+
+    Which part a unit belongs to depends on nothing but the unit. A name stands for the same part wherever it occurs in a ledger:
+    releases over the same names are added up part by part. A part that nothing is released from is named with `Nothing`.
+    """
+
+    parts: tuple[tuple[str, Event], ...]
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if not isinstance(part, tuple) or len(part) != 2:
+                raise InvalidInput("parts", part, "must be pairs of a name and an event")
+            check.one_line("parts", part[0], MOST_NAME)
+        names = [name for name, _ in self.parts]
+        if not names or len(set(names)) != len(names):
+            raise InvalidInput("parts", names, "must have at least one name, each used once")
+
+
+@dataclass(frozen=True)
 class RepeatAndSelect:
     """`event` run a random number of times, the best output released (Papernot & Steinke 2022).
 
@@ -245,6 +307,8 @@ Event = Union[
     GaussianMixture,
     EpsilonDelta,
     Zcdp,
+    RenyiCurve,
+    BoundedRange,
     PoissonSampled,
     SampledWithoutReplacement,
     SampledWithReplacement,
@@ -252,6 +316,7 @@ Event = Union[
     BallsInBins,
     Repeated,
     Composed,
+    Parallel,
     RepeatAndSelect,
 ]
 
@@ -268,6 +333,8 @@ CODEC = Codec(
         "gaussian-mixture": GaussianMixture,
         "epsilon-delta": EpsilonDelta,
         "zcdp": Zcdp,
+        "renyi-curve": RenyiCurve,
+        "bounded-range": BoundedRange,
         "poisson-sampled": PoissonSampled,
         "sampled-without-replacement": SampledWithoutReplacement,
         "sampled-with-replacement": SampledWithReplacement,
@@ -275,6 +342,7 @@ CODEC = Codec(
         "balls-in-bins": BallsInBins,
         "repeated": Repeated,
         "composed": Composed,
+        "parallel": Parallel,
         "repeat-and-select": RepeatAndSelect,
     },
 )
@@ -296,9 +364,18 @@ def decode(data: object) -> Event:
 def _check_tree(node: object) -> None:
     if type(node) not in CODEC.names:
         raise InvalidInput("event", node, "must be an event")
-    for part in node.events if isinstance(node, Composed) else [node.event] if hasattr(node, "event") else []:
+    for part in inside(node):
         _check_tree(part)
     hash(node)  # what holds a list or an object in place of a number
+
+
+def inside(event: object) -> tuple[Event, ...]:
+    """The events that `event` is made of; none for a leaf."""
+    if isinstance(event, Composed):
+        return event.events
+    if isinstance(event, Parallel):
+        return tuple(part for _, part in event.parts)
+    return (event.event,) if hasattr(event, "event") else ()
 
 
 def flatten(event: Event) -> list[tuple[Event, int]]:

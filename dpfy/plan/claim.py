@@ -6,12 +6,12 @@ dpfy. Verification compares card and plan with this, field by field.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dpfy import accounting
+from dpfy.accounting.rows import unsampled
 from dpfy.core import check, events
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.plan.recipe import Plan
@@ -122,29 +122,3 @@ def _short(value: Any) -> str:
 
 def _words(problem: Exception) -> str:
     return str(problem) if isinstance(problem, DpfyError) else type(problem).__name__
-
-
-def unsampled(event: events.Event, most: int | None = None) -> events.Event:
-    """The same releases if an attacker knew who took part: no amplification. `most` bounds the steps one unit takes part in."""
-    if isinstance(event, events.Repeated):
-        sampled = isinstance(event.event, (events.PoissonSampled, events.TruncatedPoissonGaussian))
-        return events.Repeated(unsampled(event.event), min(event.count, most) if most and sampled else event.count)
-    if isinstance(event, events.Composed):
-        return events.Composed(tuple(unsampled(e, most) for e in event.events))
-    if isinstance(event, (events.PoissonSampled, events.SampledWithoutReplacement)):
-        return unsampled(event.event)
-    if isinstance(event, events.SampledWithReplacement):  # one unit may be drawn every time: its contributions add up
-        inner, drawn = unsampled(event.event), event.sample_size
-        return events.Gaussian(inner.noise_multiplier / drawn) if isinstance(inner, events.Gaussian) else events.NotPrivate()
-    if isinstance(event, events.TruncatedPoissonGaussian):
-        return events.Gaussian(event.noise_multiplier)
-    if isinstance(event, events.BallsInBins):
-        return events.Gaussian(event.noise_multiplier / math.sqrt(max(row[j] for j, row in enumerate(event.gram))))
-    if isinstance(event, events.RepeatAndSelect):
-        return replace(event, event=unsampled(event.event))
-    return event
-
-
-def amplified(event: events.Event) -> bool:
-    """Whether the accounting of `event` relies on who took part being secret."""
-    return unsampled(event) != event

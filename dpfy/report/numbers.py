@@ -9,12 +9,12 @@ from functools import lru_cache
 from dpfy import accounting
 from dpfy.accounting.gaussian import log_delta
 from dpfy.accounting.pairs import composition
+from dpfy.accounting.rows import amplified, unsampled
 from dpfy.core import events
 from dpfy.core.errors import Unsupported
 from dpfy.core.guarantee import Curve
 from dpfy.core.tradeoff import Points
 from dpfy.core.unit import Adjacency
-from dpfy.plan.claim import amplified, unsampled
 
 GRID = tuple(k / 10 for k in range(13))
 """Epsilons at which the curve is written down, in units of the stated epsilon."""

@@ -6,8 +6,24 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
-from dpfy.core import events, participation
+from dpfy.accounting.rows import words as event_words
+from dpfy.core import participation
 from dpfy.core.unit import Adjacency, Unit
+
+__all__ = [
+    "PROTECTIONS",
+    "SETTINGS",
+    "absent",
+    "adjacency_meaning",
+    "down",
+    "event_words",
+    "is_absent",
+    "participation_words",
+    "percent_up",
+    "protection_of",
+    "unit_meaning",
+    "up",
+]
 
 ABSENT = "absent"
 
@@ -104,43 +120,3 @@ def participation_words(pattern: participation.Participation) -> str:
             f"{pattern.rate:g}"
         )
     return f"balls in bins: each unit falls secretly into one of {pattern.bins} batches, each used {pattern.epochs} times"
-
-
-def event_words(event: events.Event) -> str:
-    """A release in words."""
-    if isinstance(event, events.Repeated):
-        inner = event_words(event.event)
-        return inner if event.count == 1 else f"{event.count:,} times: {inner}"
-    if isinstance(event, events.Composed):
-        return "; then ".join(event_words(e) for e in event.events) or "nothing"
-    if isinstance(event, events.PoissonSampled):
-        return f"{event_words(event.event)}, on a Poisson sample at rate {event.rate:g}"
-    if isinstance(event, (events.SampledWithoutReplacement, events.SampledWithReplacement)):
-        kind = "without" if isinstance(event, events.SampledWithoutReplacement) else "with"
-        return f"{event_words(event.event)}, on {event.sample_size:,} of {event.source_size:,} units drawn {kind} replacement"
-    if isinstance(event, events.RepeatAndSelect):
-        return f"the best of a random number of runs (mean {event.mean:g}) of: {event_words(event.event)}"
-    return _leaf_words(event)
-
-
-def _leaf_words(event: events.Event) -> str:
-    if isinstance(event, events.Gaussian):
-        return f"a sum with Gaussian noise of {event.noise_multiplier:.6g} times the bound on one unit"
-    if isinstance(event, events.Laplace):
-        return f"a sum with Laplace noise of {event.noise_multiplier:.6g} times the bound on one unit"
-    if isinstance(event, events.TruncatedPoissonGaussian):
-        return (
-            f"a sum with Gaussian noise of {event.noise_multiplier:.6g} times the bound on one unit, on a Poisson sample at rate "
-            f"{event.rate:g} of at most {event.most:,}"
-        )
-    if isinstance(event, events.BallsInBins):
-        return f"one Gaussian release of the whole run in {len(event.gram)} secret bins, noise {event.noise_multiplier:.6g}"
-    if isinstance(event, events.EpsilonDelta):
-        return f"a mechanism known to be ({event.epsilon:g}, {event.delta:g})-differentially private"
-    if isinstance(event, events.Zcdp):
-        return f"a mechanism known to be {event.rho:g}-zCDP"
-    if isinstance(event, events.NotPrivate):
-        return "a release without any protection"
-    if isinstance(event, events.Nothing):
-        return "nothing"
-    return f"a release of kind {events.CODEC.names[type(event)]}"

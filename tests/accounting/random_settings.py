@@ -98,6 +98,10 @@ def _black_box(rng: Random) -> Make:
     return lambda noise: ev.EpsilonDelta(1 / noise, delta)
 
 
+def _range(rng: Random) -> Make:
+    return lambda noise: ev.BoundedRange(1 / noise)
+
+
 def _sizes(rng: Random) -> tuple[int, int]:
     source = int(between(rng, 50, 1e6))
     return source, max(1, int(source * between(rng, 1e-4, 1.0)))
@@ -136,6 +140,8 @@ KINDS: dict[str, tuple[Callable[[Random], Make], tuple[Adjacency, ...], tuple[fl
     "mixture": (_mixture, (ADD,), (0.5, 50), 2),
     "poisson mixture": (_sampled(1e-3, _mixture), (ADD,), (0.5, 50), 2),
     "black box": (_black_box, (ADD, REPLACE), (0.5, 100), 3),
+    "bounded range": (_range, (ADD, REPLACE), (0.5, 100), 2),
+    "poisson bounded range": (_sampled(1e-3, _range), (ADD,), (0.5, 100), 2),
     "poisson black box": (_sampled(1e-3, _black_box), (ADD,), (0.5, 100), 2),
 }
 """How to draw an event, the adjacencies it has a bound under, its range of noise, and how often it is drawn."""
@@ -217,6 +223,8 @@ def _simple(leaf: ev.Event, move: float, adjacency: Adjacency, epsilon: float) -
         return max(0.0, high - grown * flat, (leaf.buckets - 1) * (flat - grown * low))
     if isinstance(leaf, ev.EpsilonDelta):
         return leaf.delta + (1 - leaf.delta) * max(0.0, 1 - grown * math.exp(-leaf.epsilon)) / (1 + math.exp(-leaf.epsilon))
+    if isinstance(leaf, ev.BoundedRange):
+        return max(0.0, math.exp(leaf.epsilon / 2) - math.exp(epsilon / 2)) ** 2 / math.expm1(leaf.epsilon)
     return None
 
 

@@ -65,7 +65,8 @@ def test_many_random_settings_obey_the_laws(chunk: int) -> None:
 def test_every_event_with_a_pair_is_drawn() -> None:
     """A new event in the table of pairs must come with settings here."""
     drawn = {type(leaf) for name in KINDS for leaf in _nodes(setting(0, name).make(1.0))}
-    without_pair = {ev.Nothing, ev.NotPrivate, ev.Zcdp, ev.BallsInBins, ev.Repeated, ev.Composed, ev.RepeatAndSelect}
+    structure = {ev.Nothing, ev.NotPrivate, ev.Repeated, ev.Composed, ev.Parallel}
+    without_pair = structure | {ev.Zcdp, ev.RenyiCurve, ev.BallsInBins, ev.RepeatAndSelect}
     assert drawn == set(ev.Event.__args__) - without_pair  # type: ignore[attr-defined]
 
 

@@ -34,14 +34,6 @@ def test_a_user_with_several_examples_pays_more_than_one_and_less_than_the_rule(
     assert group.of_group(TRAIN, 1) == TRAIN
 
 
-def test_parallel_composition_is_the_worst_part_and_refuses_replacement() -> None:
-    curves = [accounting.curve(ev.Gaussian(s)) for s in (2.0, 5.0)]
-    assert group.Parallel(curves, ADD).epsilon(1e-5) == curves[0].epsilon(1e-5)
-    assert group.Parallel(curves, ADD).delta(1.0) == curves[0].delta(1.0)
-    with pytest.raises(Unsupported, match="replace-one"):
-        group.Parallel(curves, REPLACE)
-
-
 def test_attacker_of_a_gaussian() -> None:
     """Against mu-GDP the best attack has tpr = Phi(Phi^-1(fpr) + mu): our bound lies above it, closely."""
     mu = 1.0

@@ -52,6 +52,8 @@ EVENTS = [
     events.GaussianMixture(1.0, (0.0, 1.0), (0.9, 0.1)),
     events.EpsilonDelta(1.0, 1e-6),
     events.Zcdp(0.1, 0.0),
+    events.RenyiCurve((2.0, 8.0), (0.1, 0.5)),
+    events.BoundedRange(0.5),
     events.PoissonSampled(0.01, events.Gaussian(1.0)),
     events.SampledWithoutReplacement(100, 10, events.Gaussian(1.0)),
     events.SampledWithReplacement(100, 10, events.Gaussian(1.0)),
@@ -59,6 +61,7 @@ EVENTS = [
     events.BallsInBins(2.0, ((1.0, 0.5), (0.5, 1.0))),
     events.Repeated(events.Gaussian(1.0), 7),
     events.Composed((events.Gaussian(1.0), events.Laplace(2.0))),
+    events.Parallel((("north", events.Gaussian(1.0)), ("south", events.Nothing()))),
     events.RepeatAndSelect(events.Gaussian(1.0), 10.0, math.inf),
 ]
 

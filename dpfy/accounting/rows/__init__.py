@@ -1,0 +1,40 @@
+"""One row per kind of event: its dominating pair, Rényi divergences, rules for groups and samples, its words, its peer's name.
+
+To add an event: a frozen dataclass and a name in `dpfy.core.events`, and a row in one of the families here. The accountants, the card
+and the contract tests read nothing but the table.
+"""
+
+from __future__ import annotations
+
+from dpfy.accounting.rows import composed, noise, sampled, stated
+from dpfy.accounting.rows.composed import pure
+from dpfy.accounting.rows.row import (
+    TABLE,
+    Release,
+    Row,
+    amplified,
+    grouped,
+    halved,
+    moves,
+    row_of,
+    unsampled,
+    way_out,
+    words,
+)
+
+__all__ = [
+    "TABLE",
+    "Release",
+    "Row",
+    "amplified",
+    "grouped",
+    "halved",
+    "moves",
+    "pure",
+    "row_of",
+    "unsampled",
+    "way_out",
+    "words",
+]
+
+TABLE.update({row.kind: row for row in (*stated.ROWS, *noise.ROWS, *sampled.ROWS, *composed.ROWS)})

@@ -1,0 +1,133 @@
+"""Rows of events that are made of others: repetition, composition, disjoint parts, the best of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from dpfy.accounting.moments import Array
+from dpfy.accounting.rows.row import Divergences, Peer, Row, grouped, halved, halved_inside, row_of, unsampled, words
+from dpfy.core import events as ev
+from dpfy.core.errors import Unsupported
+from dpfy.core.events import Event, flatten, inside
+from dpfy.core.unit import Adjacency
+
+ADD = Adjacency.ADD_OR_REMOVE_ONE
+
+
+def _repeated_unsampled(event: ev.Repeated, most: int | None) -> Event:
+    sampled = isinstance(event.event, (ev.PoissonSampled, ev.TruncatedPoissonGaussian))
+    return ev.Repeated(unsampled(event.event), min(event.count, most) if most and sampled else event.count)
+
+
+def _selected(event: ev.RepeatAndSelect, adjacency: Adjacency, alphas: Array) -> Divergences:
+    """Papernot & Steinke 2022."""
+    from dpfy.accounting.rdp import divergences
+    from dpfy.accounting.tuning import selected
+
+    return selected(alphas, divergences(event.event, adjacency, tuple(alphas)), event.mean, event.shape), 0.0
+
+
+def _each(event: ev.Parallel, change: Callable[[Event], Event]) -> ev.Parallel:
+    """The same parts with their events changed."""
+    return ev.Parallel(tuple((name, change(part)) for name, part in event.parts))
+
+
+def movable(event: Event) -> Event:
+    """`event`, if what it costs to add or remove a unit is known wherever replacing one is; else `Unsupported`."""
+    for leaf, _ in flatten(event):
+        if row_of(leaf).stated:
+            raise Unsupported(
+                f"Parallel under replace-one with {type(leaf).__name__}",
+                "a unit may move from one part to another, and the statement does not cover removing it; use add-or-remove-one",
+            )
+        for part in inside(leaf):
+            movable(part)
+    return event
+
+
+def _parallel_divergences(event: ev.Parallel, adjacency: Adjacency, alphas: Array) -> Divergences:
+    """The worst part; under replace-one also a unit removed from one part and added to another."""
+    from dpfy.accounting.rdp import approximate
+
+    orders = tuple(float(a) for a in alphas)
+    stay = [approximate(part, adjacency, orders) for _, part in event.parts]
+    worst, infinity = np.max([values for values, _ in stay], axis=0), max(chance for _, chance in stay)
+    if adjacency is not Adjacency.REPLACE_ONE or len(stay) == 1:
+        return worst, infinity
+    move = [approximate(movable(part), ADD, orders) for _, part in event.parts]
+    two = np.sort([values for values, _ in move], axis=0)[-2:].sum(axis=0)
+    return np.maximum(worst, two), max(infinity, sum(sorted(chance for _, chance in move)[-2:]))
+
+
+def _parallel_pure(event: ev.Parallel, adjacency: Adjacency) -> float:
+    stay = max(pure(part, adjacency) for _, part in event.parts)
+    if adjacency is not Adjacency.REPLACE_ONE or len(event.parts) == 1:
+        return stay
+    return max(stay, sum(sorted(pure(movable(part), ADD) for _, part in event.parts)[-2:]))
+
+
+def pure(event: Event, adjacency: Adjacency) -> float:
+    """Epsilon at delta 0: basic composition, the epsilons of all releases added (Dwork & Roth 2014, Theorem 3.16).
+
+    Guarantees: an upper bound; a release that has no pure guarantee raises `Unsupported`.
+    """
+    total = 0.0
+    for leaf, count in flatten(event):
+        one = row_of(leaf).plain(leaf)
+        total += count * row_of(one).pure(one, adjacency)
+    return total * (1 + 1e-15)
+
+
+def _parallel_words(event: ev.Parallel) -> str:
+    return "on disjoint parts of the data, " + "; ".join(f"{name}: {words(part)}" for name, part in event.parts)
+
+
+ROWS = (
+    Row(
+        ev.Repeated,
+        words=lambda e: words(e.event) if e.count == 1 else f"{e.count:,} times: {words(e.event)}",
+        group=lambda e, size: ev.Repeated(grouped(e.event, size), e.count),
+        unsampled=_repeated_unsampled,
+        halved=halved_inside,
+        peer=Peer(
+            "SelfComposedDpEvent",
+            lambda e, again: (again(e.event), e.count),
+            lambda e, again: ev.Repeated(again(e.event), e.count),
+        ),
+    ),
+    Row(
+        ev.Composed,
+        words=lambda e: "; then ".join(words(part) for part in e.events) or "nothing",
+        group=lambda e, size: ev.Composed(tuple(grouped(part, size) for part in e.events)),
+        unsampled=lambda e, most: ev.Composed(tuple(unsampled(part, most) for part in e.events)),
+        halved=lambda e: ev.Composed(tuple(halved(part) for part in e.events)),
+        peer=Peer(
+            "ComposedDpEvent",
+            lambda e, again: ([again(part) for part in e.events],),
+            lambda e, again: ev.Composed(tuple(again(part) for part in e.events)),
+        ),
+    ),
+    Row(
+        ev.Parallel,
+        words=_parallel_words,
+        divergences=_parallel_divergences,
+        pure=_parallel_pure,
+        unsampled=lambda e, most: _each(e, lambda part: unsampled(part, most)),
+        halved=lambda e: _each(e, halved),
+    ),
+    Row(
+        ev.RepeatAndSelect,
+        words=lambda e: f"the best of a random number of runs (mean {e.mean:g}) of: {words(e.event)}",
+        divergences=_selected,
+        unsampled=lambda e, most: replace(e, event=unsampled(e.event)),
+        halved=halved_inside,
+        peer=Peer(
+            "RepeatAndSelectDpEvent",
+            lambda e, again: (again(e.event), e.mean, e.shape),
+            lambda e, again: ev.RepeatAndSelect(again(e.event), e.mean, e.shape),
+        ),
+    ),
+)

@@ -1,0 +1,284 @@
+"""Rows of releases on a part of the data, chosen at random and kept secret."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dpfy.accounting import limits
+from dpfy.accounting.gaussian_losses import GaussianPair
+from dpfy.accounting.moments import Array
+from dpfy.accounting.other_losses import Mixture, fold
+from dpfy.accounting.rows.noise import moved, rated, sampled_gaussian
+from dpfy.accounting.rows.row import Divergences, Peer, Release, Row, halved_inside, no_group, row_of, unsampled, words
+from dpfy.core import events as ev
+from dpfy.core.errors import Unsupported
+from dpfy.core.events import Event, flatten
+from dpfy.core.unit import Adjacency
+
+MOST_DRAWS = 8
+"""Draws with replacement for each unit: more would be a mixture of hundreds of Gaussians."""
+
+FixedSize = ev.SampledWithoutReplacement | ev.SampledWithReplacement
+
+
+def joined(event: Event) -> Event:
+    """Several Gaussians on the same sample are one Gaussian; one release is itself; anything else has no pair here."""
+    leaves = flatten(event)
+    if not leaves:
+        return ev.Nothing()
+    if any(isinstance(leaf, ev.NotPrivate) for leaf, _ in leaves):
+        return ev.NotPrivate()
+    noises = [(row_of(leaf).gaussian(leaf), count) for leaf, count in leaves]
+    if all(noise is not None for noise, _ in noises):
+        return ev.Gaussian(1 / math.sqrt(sum(n / noise**2 for noise, n in noises if noise is not None)))
+    if len(leaves) == 1 and leaves[0][1] == 1:
+        return leaves[0][0]
+    raise Unsupported("sampling several different releases at once", "sample each release by itself, or use --accountant rdp")
+
+
+def _poisson_plain(event: ev.PoissonSampled) -> Event:
+    """Rate 0 is nothing, rate 1 is the event, a batch of Gaussians is one Gaussian."""
+    inner = joined(event.event)
+    if isinstance(inner, ev.Nothing) or event.rate == 0:
+        return ev.Nothing()
+    if isinstance(inner, ev.NotPrivate) or event.rate == 1:
+        return inner
+    return ev.PoissonSampled(event.rate, inner)
+
+
+def _poisson_pure(event: ev.PoissonSampled, adjacency: Adjacency) -> float:
+    """Balle, Barthe & Gaboardi 2018, Theorem 8: log(1 + q (e^epsilon - 1))."""
+    row_of(event.event).poisson(event.event, event.rate, adjacency)  # refuses what has no proof
+    whole = row_of(event.event).pure(event.event, adjacency)
+    return amplified_pure(whole, event.rate)
+
+
+def amplified_pure(epsilon: float, rate: float) -> float:
+    """log(1 + rate (e^epsilon - 1)), rounded up."""
+    grown = math.log1p(rate * math.expm1(epsilon)) if epsilon < 700 else epsilon + math.log(rate)
+    return min(epsilon, grown * (1 + 1e-15))
+
+
+def _poisson_divergences(event: ev.PoissonSampled, adjacency: Adjacency, alphas: Array) -> Divergences:
+    """Those of the pair; at orders so large that masses of a discrete Gaussian left out as tiny decide, a bound by convexity."""
+    from dpfy.accounting.rdp import of_pair
+
+    values, infinity = of_pair(event, adjacency, alphas)
+    if isinstance(event.event, ev.DiscreteGaussian) and 0 < event.rate < 1:
+        ratio = event.event.sensitivity / event.event.sigma
+        logs = np.logaddexp(math.log1p(-event.rate), math.log(event.rate) + alphas * (alphas - 1) * ratio**2 / 2)
+        values = np.where(alphas * ratio > 27, np.maximum(values, logs / (alphas - 1)), values)
+    return values, infinity
+
+
+def _poisson_group(event: ev.PoissonSampled, size: int) -> Event:
+    """The sum moves by the number of members that were drawn."""
+    noise = row_of(event.event).gaussian(event.event)
+    if noise is None:
+        return no_group(event, size)
+    return ev.GaussianMixture(noise, tuple(float(k) for k in range(size + 1)), _binomial(size, event.rate))
+
+
+def _binomial(size: int, rate: float) -> tuple[float, ...]:
+    logs = [
+        math.lgamma(size + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(size - k + 1)
+        + k * math.log(rate)
+        + (size - k) * math.log1p(-rate)
+        if 0 < rate < 1
+        else (0.0 if k == (size if rate else 0) else -math.inf)
+        for k in range(size + 1)
+    ]
+    chances = [math.exp(v) for v in logs]
+    return (max(0.0, 1 - sum(chances[1:])), *chances[1:])
+
+
+def _without_plain(event: ev.SampledWithoutReplacement) -> Event:
+    inner = joined(event.event)
+    if isinstance(inner, ev.Nothing) or event.sample_size == 0:
+        return ev.Nothing()
+    whole = event.sample_size == event.source_size
+    return inner if whole else ev.SampledWithoutReplacement(event.source_size, event.sample_size, inner)
+
+
+def _with_plain(event: ev.SampledWithReplacement) -> Event:
+    inner = joined(event.event)
+    if isinstance(inner, ev.Nothing) or event.sample_size == 0:
+        return ev.Nothing()
+    return ev.SampledWithReplacement(event.source_size, event.sample_size, inner)
+
+
+def _fixed_size(event: FixedSize, adjacency: Adjacency) -> Release:
+    """Fixed-size samples under replace-one: without replacement by Zhu, Dong & Wang 2022; with replacement the number of copies
+    of the unit is revealed once it is drawn at all (Balle, Barthe & Gaboardi 2018, Theorem 10).
+
+    Attained: all other units contribute u, the unit itself u in one world and -u in the other. The first world is then one Gaussian,
+    the second a mixture over how often the unit is drawn, 2u apart for every time.
+    """
+    from scipy.special import erf
+
+    name, sigma = type(event).__name__, row_of(event.event).gaussian(event.event)
+    if adjacency is not Adjacency.REPLACE_ONE:
+        raise Unsupported(f"{name} under {adjacency.value}", "fixed-size samples are analysed under --adjacency replace-one")
+    if sigma is None:
+        raise Unsupported(f"{name} of {type(event.event).__name__}", "use a Gaussian release, or Poisson sampling")
+    if isinstance(event, ev.SampledWithoutReplacement):
+        q, copies, more = event.sample_size / event.source_size, [(1.0, 1)], 0.0
+    else:
+        q, copies, more = _copies(event.source_size, event.sample_size)
+    cases = [(w, *moved(sigma, ((1 - q, 0.0), (q, 2.0 * k)))) for w, k in copies]
+    zero = sum(w * (1 - q) * float(erf(k / sigma / math.sqrt(2))) for w, k in copies)
+    folded = fold(cases, zero, more)
+    attained = moved(sigma, ((1 - q, 0.0), *((q * w, 2.0 * k) for w, k in copies)))
+    return Release(folded, folded, attained, touched=q)
+
+
+def _copies(source: int, sample: int) -> tuple[float, list[tuple[float, int]], float]:
+    """The chance that a unit is drawn at all; given that, how often; and the chance (below 1e-25) of more often than listed."""
+    if source == 1:
+        return 1.0, [(1.0, sample)], 0.0
+    if sample > MOST_DRAWS * source:
+        raise Unsupported(
+            f"{sample} draws with replacement from {source} units", "draw less, or state a Gaussian of the whole data"
+        )
+    q = -math.expm1(sample * math.log1p(-1 / source))
+    rows = [sample * math.exp((sample - 1) * math.log1p(-1 / source)) / source / q]
+    while len(rows) < sample and (rows[-1] > 1e-26 or len(rows) <= sample / source):
+        k = len(rows)
+        rows.append(rows[-1] * (sample - k) / (k + 1) / (source - 1))
+    more = 0.0 if len(rows) == sample else 2 * rows[-1]  # beyond the mean each weight is less than half the one before at the end
+    total = math.fsum(rows) + more
+    return q, [(weight / total, k + 1) for k, weight in enumerate(rows)], more / total
+
+
+def _truncated(event: ev.TruncatedPoissonGaussian, adjacency: Adjacency) -> Release:
+    """Truncated Poisson batches (Ganesh et al. 2025): given that the batch overflows, a drawn unit may push another one out.
+
+    Attained: the other units contribute nothing, so the unit alone shows, at the rate at which it is drawn and kept.
+    """
+    from scipy.special import bdtrc
+
+    n, q, most, sigma = event.source_size, event.rate, event.most, event.noise_multiplier
+    overflow = min(1.0, float(bdtrc(most - 1, n - 1, q))) if most < n else 0.0
+    base = sampled_gaussian(sigma, q, adjacency)
+    if overflow < 1e-300:
+        return base
+    beyond = float(bdtrc(most, n, q))
+    inside = min(1.0, beyond * most / overflow / n)
+    # The size may be meant with the unit or without it: the smaller rate is attained either way.
+    among = min(beyond * most / n, float(bdtrc(most, n + 1, q)) * most / (n + 1))
+    kept = min(q, q * (1 - float(bdtrc(most - 1, n, q))) + among) * (1 - 1e-9)
+    swap = GaussianPair(sigma / 2, rated(inside, 1.0), rated(inside, -1.0))
+    removed = Mixture(((1 - overflow, base.removed), (overflow, swap))) if overflow < 1 else swap
+    added = Mixture(((1 - overflow, base.added), (overflow, swap))) if overflow < 1 else swap
+    lower = sampled_gaussian(sigma, kept, adjacency)
+    return Release(removed, added, (lower.removed, lower.added), touched=q)
+
+
+def _fixed_words(kind: str) -> Any:
+    return lambda e: f"{words(e.event)}, on {e.sample_size:,} of {e.source_size:,} units drawn {kind} replacement"
+
+
+def _fixed_within(event: FixedSize) -> None:
+    limits.count("source_size", event.source_size)
+    limits.count("sample_size", event.sample_size)
+
+
+def _fixed_peer(kind: type) -> Peer:
+    return Peer(
+        f"{kind.__name__}DpEvent",
+        lambda e, again: (e.source_size, e.sample_size, again(e.event)),
+        lambda e, again: kind(e.source_dataset_size, e.sample_size, again(e.event)),
+    )
+
+
+def _with_unsampled(event: ev.SampledWithReplacement, most: int | None) -> Event:
+    """One unit may be drawn every time: its contributions add up."""
+    inner = unsampled(event.event)
+    noise = row_of(inner).gaussian(inner)
+    return ev.NotPrivate() if noise is None else ev.Gaussian(noise / event.sample_size)
+
+
+def _truncated_within(event: ev.TruncatedPoissonGaussian) -> None:
+    limits.noise("noise_multiplier", event.noise_multiplier)
+    limits.count("source_size", event.source_size)
+    limits.count("most", event.most)
+
+
+def _bins_unsampled(event: ev.BallsInBins, most: int | None) -> Event:
+    return ev.Gaussian(event.noise_multiplier / math.sqrt(max(row[j] for j, row in enumerate(event.gram))))
+
+
+def _bins_profile(event: ev.BallsInBins, adjacency: Adjacency) -> Any:
+    from dpfy.accounting.bins import MonteCarlo
+
+    return MonteCarlo().curve(event, adjacency).delta
+
+
+ROWS = (
+    Row(
+        ev.PoissonSampled,
+        words=lambda e: f"{words(e.event)}, on a Poisson sample at rate {e.rate:g}",
+        pair=lambda e, adjacency: row_of(e.event).poisson(e.event, e.rate, adjacency),
+        divergences=_poisson_divergences,
+        pure=_poisson_pure,
+        group=_poisson_group,
+        plain=_poisson_plain,
+        unsampled=lambda e, most: unsampled(e.event),
+        halved=halved_inside,
+        peer=Peer(
+            "PoissonSampledDpEvent",
+            lambda e, again: (e.rate, again(e.event)),
+            lambda e, again: ev.PoissonSampled(e.sampling_probability, again(e.event)),
+        ),
+    ),
+    Row(
+        ev.SampledWithoutReplacement,
+        words=_fixed_words("without"),
+        pair=_fixed_size,
+        plain=_without_plain,
+        unsampled=lambda e, most: unsampled(e.event),
+        halved=halved_inside,
+        within=_fixed_within,
+        peer=_fixed_peer(ev.SampledWithoutReplacement),
+    ),
+    Row(
+        ev.SampledWithReplacement,
+        words=_fixed_words("with"),
+        pair=_fixed_size,
+        plain=_with_plain,
+        unsampled=_with_unsampled,
+        halved=halved_inside,
+        within=_fixed_within,
+        peer=_fixed_peer(ev.SampledWithReplacement),
+    ),
+    Row(
+        ev.TruncatedPoissonGaussian,
+        words=lambda e: (
+            f"a sum with Gaussian noise of {e.noise_multiplier:.6g} times the bound on one unit, on a Poisson sample at rate "
+            f"{e.rate:g} of at most {e.most:,}"
+        ),
+        pair=_truncated,
+        plain=lambda e: e if e.rate else ev.Nothing(),
+        unsampled=lambda e, most: ev.Gaussian(e.noise_multiplier),
+        within=_truncated_within,
+        peer=Peer(
+            "TruncatedSubsampledGaussianDpEvent",
+            lambda e, again: (e.source_size, e.rate, e.most, e.noise_multiplier),
+            lambda e, again: ev.TruncatedPoissonGaussian(
+                e.dataset_size, e.sampling_probability, e.truncated_batch_size, e.noise_multiplier
+            ),
+        ),
+    ),
+    Row(
+        ev.BallsInBins,
+        words=lambda e: f"one Gaussian release of the whole run in {len(e.gram)} secret bins, noise {e.noise_multiplier:.6g}",
+        profile=_bins_profile,
+        unsampled=_bins_unsampled,
+        within=lambda e: limits.noise("noise_multiplier", e.noise_multiplier),
+    ),
+)
