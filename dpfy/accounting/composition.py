@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
-from dpfy.accounting.leaves import leaves
+from dpfy.accounting.leaves import leaves, plain_leaves
+from dpfy.accounting.limits import rounded_up
+from dpfy.accounting.rows import row_of
 from dpfy.accounting.tight import Tight
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.events import Event
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -64,6 +69,17 @@ def share(epsilon: float, delta: float, count: int) -> tuple[float, float]:
     return each, delta / (2 * count)
 
 
+def pure(event: Event, adjacency: Adjacency) -> float:
+    """Epsilon at delta 0: the pure epsilons of all releases added (Dwork & Roth 2014, Theorem 3.16).
+
+    Guarantees: an upper bound; a release that has no pure guarantee raises `Unsupported`.
+    """
+    found = [(row_of(leaf).pure(leaf, adjacency), count) for leaf, count in plain_leaves(event)]
+    if any(math.isinf(epsilon) for epsilon, _ in found):
+        return math.inf
+    return rounded_up(sum((count * Fraction(epsilon) for epsilon, count in found), Fraction(0)))
+
+
 class _BlackBoxes:
     """Each release alone by the tight accountant, then a composition theorem that knows nothing but (epsilon, delta)."""
 
@@ -76,18 +92,19 @@ class _BlackBoxes:
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
         """The curve of `event`. Guarantees: upper bounds by the theorem named in the class."""
         parts = [(Tight().curve(leaf, adjacency), count) for leaf, count in leaves(event)]
-        return BlackBoxCurve(parts, optimised=self.name == "advanced")
+        return BlackBoxCurve(parts, lambda: pure(event, adjacency), optimised=self.name == "advanced")
 
 
 class BlackBoxCurve:
     """Half of delta (all of it for basic composition) is shared by the releases; the other half pays for the theorem."""
 
-    def __init__(self, parts: list[tuple[Curve, int]], optimised: bool) -> None:
-        self._leaves, self._optimised = parts, optimised
+    def __init__(self, parts: list[tuple[Curve, int]], pure: Callable[[], float], optimised: bool) -> None:
+        self._leaves, self._pure, self._optimised = parts, pure, optimised
 
     def epsilon(self, delta: float) -> float:
-        """Upper bound on epsilon at `delta`."""
-        check.inside_unit("delta", delta)
+        """Upper bound on epsilon at `delta`; at delta 0 the pure guarantee, where there is one."""
+        if check.below_one("delta", delta) == 0:
+            return self._pure()
         count = sum(n for _, n in self._leaves)
         if not count:
             return 0.0

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dpfy.accounting.gaussian import GaussianCurve
-from dpfy.accounting.leaves import leaves
+from dpfy.accounting.leaves import plain_leaves
 from dpfy.accounting.rows import moves, row_of, way_out
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
@@ -18,8 +18,7 @@ from dpfy.core.unit import Adjacency
 def mu_of(event: Event, adjacency: Adjacency) -> float:
     """mu of a composition of Gaussian releases: squares add (Corollary 3.3)."""
     squared = 0.0
-    for leaf, count in leaves(event):
-        one = row_of(leaf).plain(leaf)
+    for one, count in plain_leaves(event):
         noise = row_of(one).gaussian(one)
         if noise is None and not isinstance(one, Nothing):
             raise Unsupported(f"{type(one).__name__} by the gdp accountant", way_out(one, "use --accountant tight"))

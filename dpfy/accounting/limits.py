@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 
@@ -28,3 +31,9 @@ def cost(kind: str, *values: float) -> None:
     for value in values:
         if value > MOST_NOISE:
             raise InvalidInput(kind, value, f"must be at most {MOST_NOISE:g}")
+
+
+def rounded_up(exact: Fraction) -> float:
+    """The least float that is not below an exact number."""
+    value = float(exact)
+    return value if Fraction(value) >= exact else math.nextafter(value, math.inf)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dpfy.accounting.leaves import leaves
+from dpfy.accounting.leaves import plain_leaves
+from dpfy.accounting.parallel import World
 from dpfy.accounting.rows import Release, moves, row_of
 from dpfy.core import events as ev
 from dpfy.core.events import Event
 from dpfy.core.unit import Adjacency
 
-__all__ = ["Composition", "Release", "composition", "moves"]
+__all__ = ["Composition", "Release", "composition", "moves", "together"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Composition:
     gaussian: float
     releases: tuple[tuple[Release, int], ...]
     public: bool = False
+
+    @property
+    def swapped(self) -> Composition:
+        """The same with removal and addition exchanged."""
+        return replace(self, releases=tuple((release.swapped, count) for release, count in self.releases))
 
     @property
     def touched(self) -> float:
@@ -33,8 +39,7 @@ class Composition:
 def composition(event: Event, adjacency: Adjacency) -> Composition:
     """The losses of `event`. An event or adjacency without a proven pair raises `Unsupported` and names the way out."""
     squared, releases, public = 0.0, [], False
-    for leaf, count in leaves(event):
-        one = row_of(leaf).plain(leaf)
+    for one, count in plain_leaves(event):
         noise = row_of(one).gaussian(one)
         if isinstance(one, ev.NotPrivate):
             public = True
@@ -43,3 +48,11 @@ def composition(event: Event, adjacency: Adjacency) -> Composition:
         elif not isinstance(one, ev.Nothing):
             releases.append((row_of(one).pair(one, adjacency), count))
     return Composition(squared, tuple(releases), public)
+
+
+def together(world: World) -> Composition:
+    """The losses of all that a unit touches in one world."""
+    parts = [composition(piece.event, piece.adjacency) for piece in world]
+    parts = [part.swapped if piece.swapped else part for part, piece in zip(parts, world, strict=True)]
+    releases = tuple(row for part in parts for row in part.releases)
+    return Composition(math.fsum(part.gaussian for part in parts), releases, any(part.public for part in parts))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.accounting.leaves import delta_within, leaves
+from dpfy.accounting.leaves import delta_within, leaves, plain_leaves
 from dpfy.accounting.losses import Loss, verified
 from dpfy.accounting.moments import Array
 from dpfy.accounting.pairs import composition
@@ -131,8 +131,8 @@ class Rdp:
 
 
 def rho(event: Event, adjacency: Adjacency) -> float:
-    """The zCDP parameter of `event` (Bun & Steinke 2016): Gaussian 1/(2 sigma^2), pure epsilon epsilon^2/2; composition adds."""
-    return math.fsum(count * row_of(leaf).rho(leaf, adjacency) for leaf, count in leaves(event))
+    """The zCDP parameter of `event` (Bun & Steinke 2016): Gaussian 1/(2 sigma^2), pure epsilon at most epsilon^2/2; composition adds."""
+    return math.fsum(count * row_of(leaf).rho(leaf, adjacency) for leaf, count in plain_leaves(event))
 
 
 class ZcdpCurve:

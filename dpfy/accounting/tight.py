@@ -9,7 +9,8 @@ from typing import Any
 from dpfy.accounting.gaussian import GaussianCurve
 from dpfy.accounting.leaves import delta_within
 from dpfy.accounting.losses import verified
-from dpfy.accounting.pairs import Composition, composition
+from dpfy.accounting.pairs import Composition, together
+from dpfy.accounting.parallel import worlds, worst
 from dpfy.accounting.pld import (
     DOWN,
     TOLERANCE,
@@ -222,7 +223,7 @@ class Tight:
     def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
         """None if `curve` would answer, else why not and which route would."""
         try:
-            composition(event, adjacency)
+            [together(world) for world in worlds(event, adjacency)]
         except Unsupported as error:
             return str(error)
         return None
@@ -233,7 +234,9 @@ class Tight:
         Guarantees: `epsilon` and `delta` are upper bounds, `epsilon_lower` a lower bound, on the exact curve of the dominating
         pairs of the event; discretisation, truncation and rounding are charged to the private side.
         """
-        parts = composition(event, adjacency)
+        return worst([self._curve(together(world)) for world in worlds(event, adjacency)])
+
+    def _curve(self, parts: Composition) -> Curve:
         if parts.public:
             return Infinite()
         if not parts.releases:

@@ -7,7 +7,7 @@ and the contract tests read nothing but the table.
 from __future__ import annotations
 
 from dpfy.accounting.rows import composed, noise, sampled, stated
-from dpfy.accounting.rows.composed import pure
+from dpfy.accounting.rows.composed import movable
 from dpfy.accounting.rows.row import (
     TABLE,
     Release,
@@ -29,8 +29,8 @@ __all__ = [
     "amplified",
     "grouped",
     "halved",
+    "movable",
     "moves",
-    "pure",
     "row_of",
     "unsampled",
     "way_out",

@@ -62,23 +62,24 @@ def _parallel_divergences(event: ev.Parallel, adjacency: Adjacency, alphas: Arra
     return np.maximum(worst, two), max(infinity, sum(sorted(chance for _, chance in move)[-2:]))
 
 
-def _parallel_pure(event: ev.Parallel, adjacency: Adjacency) -> float:
-    stay = max(pure(part, adjacency) for _, part in event.parts)
+def _worst_part(event: ev.Parallel, adjacency: Adjacency, cost: Callable[[Event, Adjacency], float]) -> float:
+    """As for divergences, of a cost that adds up."""
+    stay = max(cost(part, adjacency) for _, part in event.parts)
     if adjacency is not Adjacency.REPLACE_ONE or len(event.parts) == 1:
         return stay
-    return max(stay, sum(sorted(pure(movable(part), ADD) for _, part in event.parts)[-2:]))
+    return max(stay, sum(sorted(cost(movable(part), ADD) for _, part in event.parts)[-2:]))
 
 
-def pure(event: Event, adjacency: Adjacency) -> float:
-    """Epsilon at delta 0: basic composition, the epsilons of all releases added (Dwork & Roth 2014, Theorem 3.16).
+def _parallel_pure(event: ev.Parallel, adjacency: Adjacency) -> float:
+    from dpfy.accounting.composition import pure
 
-    Guarantees: an upper bound; a release that has no pure guarantee raises `Unsupported`.
-    """
-    total = 0.0
-    for leaf, count in flatten(event):
-        one = row_of(leaf).plain(leaf)
-        total += count * row_of(one).pure(one, adjacency)
-    return total * (1 + 1e-15)
+    return _worst_part(event, adjacency, pure)
+
+
+def _parallel_rho(event: ev.Parallel, adjacency: Adjacency) -> float:
+    from dpfy.accounting.rdp import rho
+
+    return _worst_part(event, adjacency, rho)
 
 
 def _parallel_words(event: ev.Parallel) -> str:
@@ -115,6 +116,7 @@ ROWS = (
         words=_parallel_words,
         divergences=_parallel_divergences,
         pure=_parallel_pure,
+        rho=_parallel_rho,
         unsampled=lambda e, most: _each(e, lambda part: unsampled(part, most)),
         halved=lambda e: _each(e, halved),
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,8 @@ def _response_pair(event: ev.RandomizedResponse, adjacency: Adjacency) -> Releas
 
 def _response_pure(event: ev.RandomizedResponse, adjacency: Adjacency) -> float:
     (true, other), k = _response_odds(event, adjacency), event.buckets
-    return math.log(true / other) if adjacency is Adjacency.REPLACE_ONE else max(math.log(true * k), -math.log(other * k))
+    exact = math.log(true / other) if adjacency is Adjacency.REPLACE_ONE else max(math.log(true * k), -math.log(other * k))
+    return (exact + 1e-15) * (1 + 1e-15)
 
 
 def _response_within(event: ev.RandomizedResponse) -> None:
@@ -232,7 +234,7 @@ ROWS = (
         pair=_laplace_pair,
         poisson=_laplace_poisson,
         rho=_ratio_rho,
-        pure=lambda e, adjacency: moves(adjacency) / e.noise_multiplier,
+        pure=lambda e, adjacency: limits.rounded_up(moves(adjacency) / Fraction(e.noise_multiplier)),
         group=_noise_divided,
         halved=_noise_halved,
         within=_noise_within,
@@ -245,7 +247,7 @@ ROWS = (
         ),
         pair=_discrete_pair,
         poisson=_discrete_poisson,
-        pure=lambda e, adjacency: moves(adjacency) * e.sensitivity * e.noise_parameter,
+        pure=lambda e, adjacency: limits.rounded_up(moves(adjacency) * e.sensitivity * Fraction(e.noise_parameter)),
         group=_more_sensitive,
         within=_discrete_laplace_within,
         peer=Peer(

@@ -46,6 +46,8 @@ def _poisson_plain(event: ev.PoissonSampled) -> Event:
         return ev.Nothing()
     if isinstance(inner, ev.NotPrivate) or event.rate == 1:
         return inner
+    if isinstance(inner, ev.Parallel):  # a unit is drawn or not, wherever it lies: every part is a Poisson sample of its own
+        return ev.Parallel(tuple((name, ev.PoissonSampled(event.rate, part)) for name, part in inner.parts))
     return ev.PoissonSampled(event.rate, inner)
 
 
@@ -66,6 +68,9 @@ def _poisson_divergences(event: ev.PoissonSampled, adjacency: Adjacency, alphas:
     """Those of the pair; at orders so large that masses of a discrete Gaussian left out as tiny decide, a bound by convexity."""
     from dpfy.accounting.rdp import of_pair
 
+    one = _poisson_plain(event)
+    if (own := row_of(one).divergences) is not None and not isinstance(one, ev.PoissonSampled):
+        return own(one, adjacency, alphas)
     values, infinity = of_pair(event, adjacency, alphas)
     if isinstance(event.event, ev.DiscreteGaussian) and 0 < event.rate < 1:
         ratio = event.event.sensitivity / event.event.sigma

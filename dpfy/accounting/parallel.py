@@ -1,0 +1,99 @@
+"""Releases on disjoint parts of the data: every way in which one unit can touch them.
+
+A unit lies in one part. Adding, removing or zeroing it touches that part alone, so the worst part decides. A unit that is replaced may
+also move: it is then removed from one part and added to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from dpfy.accounting.leaves import plain_leaves
+from dpfy.accounting.rows import movable
+from dpfy.core.errors import Unsupported
+from dpfy.core.events import Composed, Event, Parallel, Repeated
+from dpfy.core.guarantee import Curve
+from dpfy.core.unit import Adjacency
+
+MOST_WORLDS = 256
+"""Ways in which a unit can touch the parts: each is a curve of its own."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Releases that one unit touches; `swapped` where it is added when it is removed elsewhere."""
+
+    event: Event
+    adjacency: Adjacency
+    swapped: bool = False
+
+
+World = tuple[Piece, ...]
+
+
+def worlds(event: Event, adjacency: Adjacency) -> list[World]:
+    """Every way in which a unit can touch `event`, each as the pieces it touches together; one way where nothing is in parts.
+
+    Guarantees: whatever unit changes, and however, its loss is that of one of the worlds.
+    """
+    rest: list[Event] = []
+    choices: list[list[World]] = []
+    for one, count in plain_leaves(event):
+        if isinstance(one, Parallel):
+            choices.append(_choices(one, count, adjacency))
+        else:
+            rest.append(Repeated(one, count))
+    if not choices:
+        return [(Piece(event, adjacency),)]
+    number = 1
+    for found in choices:
+        number *= len(found)
+    if number > MOST_WORLDS:
+        raise Unsupported(f"{number} ways to lie in disjoint parts of the data", "use --accountant rdp, or name fewer parts")
+    whole = (Piece(Composed(tuple(rest)), adjacency),) if rest else ()
+    return [whole + sum(picked, ()) for picked in product(*choices)]
+
+
+def _choices(event: Parallel, count: int, adjacency: Adjacency) -> list[World]:
+    """The parts that a unit can lie in, and those that it can move between; equal ones once."""
+    parts = [Repeated(part, count) for _, part in event.parts]
+    found = [world for part in dict.fromkeys(parts) for world in worlds(part, adjacency)]
+    if adjacency is Adjacency.REPLACE_ONE:
+        for left, right in dict.fromkeys(combinations(parts, 2)):
+            found += [_moved(a, b) for a in _alone(left) for b in _alone(right)]
+    return found
+
+
+def _alone(event: Event) -> list[World]:
+    """The event as a unit sees it that is added to it, or removed from it."""
+    return worlds(movable(event), Adjacency.ADD_OR_REMOVE_ONE)
+
+
+def _moved(left: World, right: World) -> World:
+    return left + tuple(Piece(piece.event, piece.adjacency, not piece.swapped) for piece in right)
+
+
+def worst(curves: Sequence[Curve]) -> Curve:
+    """The curve of the worst world."""
+    return curves[0] if len(curves) == 1 else Worst(tuple(curves))
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The largest of several curves, at every point."""
+
+    curves: tuple[Curve, ...]
+
+    def epsilon(self, delta: float) -> float:
+        """The largest epsilon."""
+        return max(curve.epsilon(delta) for curve in self.curves)
+
+    def delta(self, epsilon: float) -> float:
+        """The largest delta."""
+        return max(curve.delta(epsilon) for curve in self.curves)
+
+    def epsilon_lower(self, delta: float) -> float | None:
+        """The largest of the lower bounds: each world can be met."""
+        return max((lower for curve in self.curves if (lower := curve.epsilon_lower(delta)) is not None), default=None)
