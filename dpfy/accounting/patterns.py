@@ -16,7 +16,6 @@ from dpfy.core.events import Event
 from dpfy.core.unit import Adjacency
 
 PATTERNS = ("poisson", "truncated-poisson", "without-replacement", "with-replacement", "shuffled", "fixed-order")
-FIXED_SIZE = ("truncated-poisson", "without-replacement", "with-replacement")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Planning: any one of noise, batch size, steps or epsilon given the others; the batch-size curve; the scaling law."""
+"""Planning: any one of noise, batch size, steps or epsilon given the others; the batch-size curve."""
 
 from __future__ import annotations
 
@@ -97,9 +97,3 @@ def batch_curve(
 def knee(records: int, count: int, target: float) -> float:
     """The batch size beyond which more examples hardly lower the relative noise: n sqrt(epsilon / T) (the guide, Figure 1)."""
     return records * math.sqrt(check.positive("epsilon", target) / check.integer("steps", count))
-
-
-def scaling_law(sampling_rate: float, noise_multiplier: float, count: int, a: float, b: float) -> float:
-    """The guide's appendix B: epsilon is about A q sqrt(T) / sigma + B T q^2 / sigma^2. A rule of thumb, never a guarantee."""
-    ratio = check.rate("sampling_rate", sampling_rate) / check.positive("noise_multiplier", noise_multiplier)
-    return a * ratio * math.sqrt(check.integer("steps", count)) + b * count * ratio**2

@@ -96,10 +96,6 @@ def clopper_pearson(
     return LowerBound(epsilon, delta, confidence, "clopper-pearson", len(counted), (INDEPENDENT, THRESHOLD), detail)
 
 
-many_runs = clopper_pearson
-"""Jagielski et al. 2020: one score a run, canary in or out by a fair coin a run. N runs certify at most about ln(N / 4)."""
-
-
 def gaussian_fit(
     scores: Scores, *, delta: float, confidence: float = 0.95, threshold: float | None = None, seed: int = 0
 ) -> LowerBound:

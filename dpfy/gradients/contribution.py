@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpfy.gradients import kernels, rounding
+from dpfy.gradients import kernels, rounding, routes
 from dpfy.gradients.rounding import Estimate, as_rows, row_squares
 
 CHUNK_ELEMENTS = 2**22
@@ -22,9 +22,6 @@ CHUNK_ELEMENTS = 2**22
 
 GPU_CHUNK_ELEMENTS = 2**26
 """The same on a GPU, where small chunks cost launches."""
-
-PASS_COST = 48
-"""What writing and reading a kept gradient element costs, in multiply-adds of a matrix product (measured on a CPU)."""
 
 CACHE_ELEMENTS = 2**18
 """On a CPU, passes over large tensors are cut into parts of this size where their temporary tensors then stay in the cache."""
@@ -249,7 +246,7 @@ class Outer:
             return self._one_position()[None], self
         if kernels.usable(self.left):
             return self.estimate().upper, self
-        if batch * p * d <= KEEP_ELEMENTS and self._keeping_pays:
+        if batch * p * d <= KEEP_ELEMENTS and routes.keeping_pays(positions, p, d):
             grads = self.per_example(slice(0, batch))
             return self._estimate(row_squares(grads), self._sizes()).upper, Direct(grads)
         return self.estimate().upper, self
@@ -276,19 +273,8 @@ class Outer:
         return rounding.of_products(squares, sizes, positions, gram, self._factor(), self.dtype)
 
     @property
-    def _keeping_pays(self) -> bool:
-        positions, p, d = *self.left.shape[1:], self.right.shape[-1]
-        return PASS_COST * p * d <= 2 * positions**2 * (p + d)
-
-    @property
     def _by_gram(self) -> bool:
-        """On a CPU: whether Gram matrices take fewer operations than products, and these are never kept.
-
-        By the shapes of one example, never by the size of the batch: where terms cancel the two give different norms, and one more
-        example in the batch must not change those of all the others.
-        """
-        positions, p, d = *self.left.shape[1:], self.right.shape[-1]
-        return positions * (p + d) <= 0.9 * p * d and not self._keeping_pays
+        return routes.by_gram_on_cpu(*self.left.shape[1:], self.right.shape[-1])
 
     def _sizes(self) -> Tensor:
         """|L| |R|: no sum of absolute terms is longer."""
@@ -307,14 +293,8 @@ class Outer:
 
     @property
     def by_gram(self) -> bool:
-        """On a GPU: Gram matrices tile by tile, unless there are many positions for the width.
-
-        Products need no more operations than Gram matrices from 2.0 on, but the kernel serves all layers of a shape in one launch and
-        writes nothing. On an H200 GPT-2 at 1,024 positions, whose square layers have 2.7, takes as long with either in bfloat16.
-        """
-        _, positions, p = self.left.shape
-        d = self.right.shape[-1]
-        return positions * (p + d) <= 2.7 * p * d
+        """Whether a GPU measures it by Gram matrices."""
+        return routes.by_gram_on_gpu(*self.left.shape[1:], self.right.shape[-1])
 
     def _products(self) -> Tensor:
         """Per-example products a few at a time, in memory that is reused."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpfy.gradients import kernels, rounding, walks
+from dpfy.gradients import kernels, rounding, routes, walks
 from dpfy.gradients.contribution import (
     CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
@@ -27,9 +27,6 @@ from dpfy.gradients.rounding import Estimate, row_squares
 
 GROUPED_WIDTH = 80_000
 """Convolutions with more weights than this run faster example by example than folded into groups (measured on a CPU)."""
-
-KEPT_POSITIONS = 64
-"""With fewer positions than this, a second product costs less than keeping the gradients of the examples (measured on a CPU)."""
 
 PATCH_ELEMENTS = 2**19
 """Patches that are written out at a time on a CPU."""
@@ -80,11 +77,11 @@ class Convolution:
         if self._walks:
             return self._walked(), self
         # Whether gradients are kept depends on the batch, so the bound must not depend on it: other examples choose the batch.
-        keep = batch * self.width <= KEEP_ELEMENTS and self._positions >= KEPT_POSITIONS
+        keep = batch * self.width <= KEEP_ELEMENTS and self._positions >= routes.KEPT_POSITIONS
         window = self._window()
         if window is not None:
             outs, columns = self.weight.shape[0], window.columns
-            if 2 * window.positions * (outs + columns) <= outs * columns:
+            if routes.convolution_by_gram(window.positions, outs, columns):
                 return self._estimate(self._by_gram(window), rounding.gram_terms(outs, columns)).upper, self
             if not self._blocked:
                 squares, rest = self._by_patches(window, keep)
@@ -146,7 +143,7 @@ class Convolution:
         squares = rounding.joined_squares(norms, self.weight[None].to(rounding.sum_dtype(self.dtype)))
         if kept is not None:
             return squares, Patched(kept, window)
-        return squares, self if self._positions < KEPT_POSITIONS else Remade(self, window)
+        return squares, self if self._positions < routes.KEPT_POSITIONS else Remade(self, window)
 
     def products(self, window: Window, kept: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
         """The gradients of a few examples at a time, [examples, channels out, columns]: in `kept`, or valid until the next ones.

@@ -157,11 +157,6 @@ def silence(scale: Tensor, squared_norms: Tensor, mask: Tensor | None) -> Tensor
     return scale.masked_fill(dead, 0.0)
 
 
-def narrowest(params: dict[str, nn.Parameter]) -> torch.dtype:
-    """The least precise dtype among the parameters."""
-    return max((p.dtype for p in params.values()), key=lambda d: torch.finfo(d).eps)
-
-
 def zeros(params: dict[str, nn.Parameter], clip: Clip) -> Grads:
     """The sum over no units."""
     none = {name: torch.zeros_like(p, dtype=norm_dtype(p.dtype)) for name, p in params.items()}

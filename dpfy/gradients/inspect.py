@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import DpfyError
+from dpfy.gradients import routes
 from dpfy.gradients.checker import check_model, probe_mixing
-from dpfy.gradients.contribution import KEEP_ELEMENTS, PASS_COST
+from dpfy.gradients.contribution import KEEP_ELEMENTS
 from dpfy.gradients.layers import row_for
 from dpfy.gradients.select import choose
 from dpfy.gradients.structure import tensors_in
@@ -171,9 +172,14 @@ def _route(module: nn.Module, weight: nn.Parameter, positions: int, batch: int) 
         return "equal rows", float(positions**2 * columns), 0
     if positions == 1:
         return "product of norms", float(rows + columns), 0
-    gram, product = float(positions**2 * (rows + columns)), float(positions * width)
+    gram, product, kept = float(positions**2 * (rows + columns)), float(positions * width), batch * width <= KEEP_ELEMENTS
     if weight.is_cuda:
-        return ("gram kernel", gram / 2, 0) if positions * (rows + columns) <= 2.2 * width else ("products in chunks", product, 0)
-    if batch * width <= KEEP_ELEMENTS and (PASS_COST * width <= 2 * gram or weight.dim() > 2):
-        return "products kept", PASS_COST * width / 4.0, batch * width
-    return ("gram matrices", 2 * gram, 0) if 2 * gram <= product else ("products in chunks", product, 0)
+        by_gram = routes.by_gram_on_gpu(positions, rows, columns)
+        return ("gram kernel", gram / 2, 0) if by_gram else ("products in chunks", product, 0)
+    if weight.dim() > 2:
+        by_gram, kept = routes.convolution_by_gram(positions, rows, columns), kept and positions >= routes.KEPT_POSITIONS
+    else:
+        by_gram, kept = routes.by_gram_on_cpu(positions, rows, columns), kept and routes.keeping_pays(positions, rows, columns)
+    if by_gram:
+        return "gram matrices", 2 * gram, 0
+    return ("products kept", routes.PASS_COST * width / 4.0, batch * width) if kept else ("products in chunks", product, 0)

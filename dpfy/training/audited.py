@@ -30,9 +30,9 @@ from dpfy.core.ledger import Permit
 from dpfy.core.storage import PRIVATE_MODE, append, write_atomically
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records
+from dpfy.gradients.engine import trainable
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
-from dpfy.training.averaging import trainable
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.mark import UPDATES
 from dpfy.training.run import Run, RunFolder

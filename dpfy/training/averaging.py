@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core import check
+from dpfy.gradients.engine import trainable
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,3 @@ def swapped(weights: Mapping[str, Tensor], average: Mapping[str, Tensor], done: 
 def _copy(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
         weights[name].copy_(value)
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training moves, by name; shared ones once."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.random import Randomness
+from dpfy.gradients.engine import trainable
 from dpfy.training.checksum import checksum
 
 FIRST = 4
@@ -45,7 +46,7 @@ class Guard:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor], records: Iterable[Tensor]
     ) -> None:
         self._optimizer, self._records = optimizer, list(records)
-        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.trainable = trainable(model)
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._names = {id(t): name for name, t in named.items()}
         self._moving = [*self.trainable.values(), *average.values()]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
+from dpfy.gradients.contribution import KEEP_ELEMENTS, Direct, Outer
+from dpfy.gradients.convolution import Convolution, Geometry
 from dpfy.gradients.inspect import inspect
 
 
@@ -16,7 +20,7 @@ def test_routes_of_a_small_model() -> None:
     model[3].bias.requires_grad_(False)
     found = inspect(model, torch.randn(8, 1, 8, 8))
     routes = {view.path: view.route for view in found.layers}
-    assert routes == {"0": "products kept", "1": "direct", "3": "product of norms"}
+    assert routes == {"0": "products in chunks", "1": "direct", "3": "product of norms"}
     assert next(view.positions for view in found.layers) == 36
     assert found.layers[2].trainable == 4 * 36 * 10
     assert 1.0 <= found.time_ratio < 3.0
@@ -42,3 +46,40 @@ def test_frozen_layers_cost_nothing() -> None:
     assert first.route.startswith("frozen")
     assert first.extra == 0
     assert second.route == "product of norms"
+
+
+SHAPES = [(2, 64, 64), (8, 512, 512), (20, 20, 30), (64, 64, 64), (128, 512, 256), (200, 256, 256), (300, 300, 10), (500, 16, 16)]
+
+
+@pytest.mark.parametrize(("positions", "rows", "columns"), SHAPES)
+@pytest.mark.parametrize("batch", [2, 4096])
+def test_routes_are_those_that_the_engine_takes(positions: int, rows: int, columns: int, batch: int) -> None:
+    """Inspection told other routes than the engine took: it had its own rules."""
+    layer = nn.Linear(columns, rows, bias=False)
+    told = inspect(layer, torch.randn(2, positions, columns), batch).layers[0].route
+    part = Outer(torch.randn(2, positions, rows), torch.randn(2, positions, columns))
+    if isinstance(part.measured()[1], Direct) and batch * rows * columns <= KEEP_ELEMENTS:
+        assert told == "products kept"
+    else:
+        assert told == ("gram matrices" if part._by_gram else "products in chunks")
+
+
+@pytest.mark.parametrize(("size", "outs"), [(4, 4), (8, 256), (6, 8), (20, 8), (20, 64)])
+def test_routes_of_convolutions_are_those_that_the_engine_takes(size: int, outs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    monkeypatch.setattr(Convolution, "_by_gram", _noting(taken, "gram matrices", Convolution._by_gram))
+    layer = nn.Conv2d(outs, outs, 3)
+    told = inspect(layer, torch.randn(2, outs, size, size)).layers[0].route
+    x = torch.randn(2, outs, size, size)
+    kept = Convolution(x, torch.randn(2, outs, size - 2, size - 2), layer.weight, Geometry((1, 1), (0, 0), (1, 1), 1)).measured()[
+        1
+    ]
+    assert told == (taken[0] if taken else "products kept" if not isinstance(kept, Convolution) else "products in chunks")
+
+
+def _noting(taken: list[str], name: str, real: Callable[..., object]) -> Callable[..., object]:
+    def noted(*arguments: object) -> object:
+        taken.append(name)
+        return real(*arguments)
+
+    return noted

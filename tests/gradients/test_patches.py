@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpfy.gradients import convolution
+from dpfy.gradients import convolution, routes
 from dpfy.gradients import rows as rows_module
 from dpfy.gradients.convolution import Convolution, Geometry, Patched
 from dpfy.gradients.patches import Window
@@ -105,7 +105,7 @@ def test_gram_matrices_of_patches(monkeypatch, seed):
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("positions", [1, 10**9])
 def test_the_route_that_is_chosen(monkeypatch, seed, positions):
-    monkeypatch.setattr(convolution, "KEPT_POSITIONS", positions)
+    monkeypatch.setattr(routes, "KEPT_POSITIONS", positions)
     part = case(seed)
     norms, rest = part.measured()
     check(part, rest, norms, each(part))
