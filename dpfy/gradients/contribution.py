@@ -274,7 +274,8 @@ class Outer:
 
     @property
     def _by_gram(self) -> bool:
-        return routes.by_gram_on_cpu(*self.left.shape[1:], self.right.shape[-1])
+        _, positions, p = self.left.shape
+        return routes.by_gram_on_cpu(positions, p, self.right.shape[-1])
 
     def _sizes(self) -> Tensor:
         """|L| |R|: no sum of absolute terms is longer."""
@@ -294,7 +295,8 @@ class Outer:
     @property
     def by_gram(self) -> bool:
         """Whether a GPU measures it by Gram matrices."""
-        return routes.by_gram_on_gpu(*self.left.shape[1:], self.right.shape[-1])
+        _, positions, p = self.left.shape
+        return routes.by_gram_on_gpu(positions, p, self.right.shape[-1])
 
     def _products(self) -> Tensor:
         """Per-example products a few at a time, in memory that is reused."""
