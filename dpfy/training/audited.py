@@ -205,7 +205,7 @@ def observe_error(
         attempt.rows = rows[1]
         with suppress(DpfyError):
             attempt.all()
-        attempt.training._stopped = "over"
+        raise _Discarded
     return attempt.seen
 
 
@@ -298,15 +298,15 @@ def seamed(training: PrivateTraining, seams: Seams | None) -> Iterator[None]:
     training.engine.detach()
     _set(training, "engine", seams.engine(training.engine))
     training.engine.attach(training.model)
-    training._noise = seams.stream(training._noise)
     sampler = seams.sampler(recipe.sampler)
     changed = dataclasses.replace(recipe, sampler=sampler, steps=seams.steps or recipe.steps)
-    _set(training, "plan", dataclasses.replace(claimed, recipe=changed))
+    plan, real = dataclasses.replace(claimed, recipe=changed), training.private_step
+    _set(training, "plan", plan)
+    _set(training, "private_step", dataclasses.replace(real, plan=plan, stream=seams.stream(real.stream)))
     try:
         yield
     finally:
         _set(training, "plan", claimed)
-        training._steps_done = min(training.steps_done, recipe.steps)
 
 
 def _set(training: PrivateTraining, name: str, value: object) -> None:

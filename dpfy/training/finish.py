@@ -37,7 +37,7 @@ def write(
     folder = training.folder
     folder.ledger.refresh()
     if folder.ledger.book.finish is None:
-        state.save(training)
+        training.save()
         with training.averaged():
             write_atomically(folder.path / "model.safetensors", save(_weights(training), metadata={"format": "pt"}))
         _end(training, utility, confusion, test)
@@ -70,7 +70,8 @@ def _end(training: PrivateTraining, utility: dict[str, float], confusion: list[l
 def _weights(training: PrivateTraining) -> dict[str, Tensor]:
     """A full copy of the state_dict: tied weights are written under each of their names. Refuses what training had to leave alone."""
     now = guard.seal(training.model, training.folder.randomness)
-    if changed := sorted(name for name in now.keys() | training._sealed.keys() if now.get(name) != training._sealed.get(name)):
+    still = training.terms.still
+    if changed := sorted(name for name in now.keys() | still.keys() if now.get(name) != still.get(name)):
         raise Unsupported(f"publishing {changed[0]}, which changed in training without noise,", guard.STILL)
     return {name: t.detach().cpu().contiguous().clone() for name, t in training.model.state_dict().items()}
 
@@ -79,7 +80,7 @@ def _optimizer(training: PrivateTraining) -> dict[str, Any]:
     """The update rule: public settings, for the card."""
     group, rule = training.optimizer.param_groups[0], training.rule
     kept = {k: group[k] for k in ("momentum", "betas", "weight_decay", "nesterov") if group.get(k)}
-    rates = training._base_rates
+    rates = training.rates.base
     return {
         "name": type(training.optimizer).__name__,
         "learning_rate": rates[0] if len(set(rates)) == 1 else rates,
@@ -93,10 +94,10 @@ def _optimizer(training: PrivateTraining) -> dict[str, Any]:
 
 def _schedule(training: PrivateTraining) -> str:
     """How the learning rates went, as they were at each step."""
-    made = training._rates_made
+    made = training.state.rates
     if training.rule.schedule is not None:
         return "given by a function of the step"
-    if len(made) < 2 and all(rates == training._base_rates for _, rates in made):
+    if len(made) < 2 and all(rates == training.rates.base for _, rates in made):
         return "constant"
     first, last = (", ".join(f"{r:g}" for r in dict.fromkeys(rates)) for rates in (made[0][1], made[-1][1]))
     return f"set by the caller's loop: {first} at step {made[0][0]}, {len(made) - 1} changes, {last} from step {made[-1][0]} on"
@@ -124,6 +125,6 @@ def _provenance(training: PrivateTraining) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {training.device.type}",
         "engine": training.engine.name,
-        "recorded": ", ".join(sorted(training._recorded)) or NOTHING,
+        "recorded": ", ".join(sorted(training.state.recorded)) or NOTHING,
         "seed": card.FIXED_SEED if fixed else "256 bits of operating system entropy, erased at the end of the run",
     }

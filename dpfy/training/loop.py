@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -21,18 +21,23 @@ from dpfy.data.records import Records, as_records, rows_of
 from dpfy.gradients.captured import CapturedSum, LossesOf
 from dpfy.gradients.checker import check_model
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import Grads, zeros
+from dpfy.gradients.engine import Grads, trainable, zeros
 from dpfy.gradients.select import choose
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
-from dpfy.training import computation, finish, guard, metrics, progress, public, state
+from dpfy.training import checkpoint, computation, finish, guard, metrics, progress, public, resume, state
+from dpfy.training.admission import check_optimizer, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.guard import Guard
+from dpfy.training.halt import Halt, unfinished
 from dpfy.training.journal import Journal
-from dpfy.training.physical import largest_batch, snug
+from dpfy.training.logical import LogicalBatch
+from dpfy.training.physical import rows_at_once
+from dpfy.training.private_step import PrivateStep
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
-from dpfy.training.update import Update, check_optimizer, hand_over, rounded
+from dpfy.training.state import TrainState
+from dpfy.training.update import Rates, Update, clear_gradients, rates_of
 from dpfy.training.watch import Watch
 
 
@@ -72,36 +77,42 @@ class PrivateTraining:
         self.run = run if isinstance(run, Run | RunFolder) else Run(run if run is not None else state.fresh_path())
         fresh = isinstance(self.run, Run) and not self.run.resume
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
-        self._check_records(train.rows_each if isinstance(train, Records) else 1, rows_of(train))
+        check_records(plan.recipe, train.rows_each if isinstance(train, Records) else 1, rows_of(train))
         self.engine, self.engine_reason = choose(model, self.runtime.engine)
-        self.identity: dict[str, Any] = {}
         self._factors = self.rule.factors(plan.recipe.steps)
-        self._rates_made: list[tuple[int, list[float]]] = []
-        self._recorded: set[str] = set()
-        self._computed: dict[str, str] = {}
-        self._sealed: dict[str, str] = {}
-        self._steps_done = 0
         self._train = train
-        self._stopped: str | None = None
+        self._state = TrainState(0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {})
+        self._halt = Halt()
         self._journal: Journal | None = None
         self._losses: Tensor | None = None
         self._asked: object = None
-        self._pieces: _Pieces | None = None
+        self._pieces: LogicalBatch | None = None
         self.watch: Watch | None = None
+
+    @property
+    def state(self) -> TrainState:
+        """Where the training stands: before the step that is under way, or between two steps."""
+        return self._state if self._pieces is not None else replace(self._state, random=state.generators(self.device))
 
     @property
     def steps_done(self) -> int:
         """The steps made so far."""
-        return self._steps_done
+        return self._state.step
 
     @property
     def clip(self) -> Clip:
         """The clip rule of the next step."""
-        return self._clip
+        return self._state.clip
+
+    @property
+    def average(self) -> Mapping[str, Tensor]:
+        """The averaged weights; none if there is no averaging."""
+        return self._state.average
 
     def __setattr__(self, name: str, value: object) -> None:
         """The fields of a run that was entered are read-only."""
-        if not name.startswith("_") and (self.__dict__.get("_entered") or name in ("clip", "steps_done")):
+        view = isinstance(getattr(type(self), name, None), property)
+        if view or (self.__dict__.get("_entered") and not name.startswith("_")):
             raise InvalidInput(f"training.{name}", type(value).__name__, "is read-only: the plan says what a run does")
         object.__setattr__(self, name, value)
 
@@ -113,31 +124,13 @@ class PrivateTraining:
         """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one, and attach the engine."""
         if self._entered:
             raise InvalidInput("training", "entered twice", "one block at a time")
-        self._stopped, self._pieces = None, None
+        self._halt, self._pieces, self._journal = Halt(), None, None
         self.folder = self.run if isinstance(self.run, RunFolder) else RunFolder(self.run, self.plan)
         if self.folder.in_use:
-            raise Busy(f"run {self.run_path.name}: another training is using it; wait for it to end or choose another folder")
+            raise Busy(f"run {self.folder.path.name}: another training is using it; wait for it to end or choose another folder")
         self.folder.in_use = True
         try:
-            self.device = torch.device(self.runtime.device or next(self.model.parameters()).device)
-            self.model.to(self.device)
-            self.records = as_records(self._train).to(self.device)
-            self._check_records(self.records.rows_each, len(self.records))
-            self._noise = self._stream()
-            self.average = MappingProxyType(self.rule.averaging.init(self.model))
-            private: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-            self._noise_state = self._noise.init(private)
-            self._noise.require_lattice(private, self.plan.recipe.clip.bound.l2)
-            self.physical_batch = self._physical_batch()
-            self._clip = self.plan.recipe.clip
-            self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-            state.restore_or_begin(self)
-            self.row_multiple = self._row_multiple()
-            self._journal = Journal(self.folder.secrets, self.folder.randomness, self.steps_done)
-            self._random = state.generators(self.device)
-            self.engine.attach(self.model)
-            self.watch = self._watch()
-            self._guard = Guard(self.model, self.optimizer, self.average, self.records.tensors)
+            self._open()
         except BaseException as error:
             self._detach()
             self.folder.in_use = False
@@ -147,14 +140,43 @@ class PrivateTraining:
         self._entered = True
         return self
 
+    def _open(self) -> None:
+        """Read the data and make the parts of the run, and the state that it begins or goes on with."""
+        recipe, model, randomness = self.plan.recipe, self.model, self.folder.randomness
+        self.device = torch.device(self.runtime.device or next(model.parameters()).device)
+        model.to(self.device)
+        self.records = as_records(self._train).to(self.device)
+        check_records(recipe, self.records.rows_each, len(self.records))
+        stream = NoiseStream(recipe.strategy, self.plan.scale, randomness, divisor=recipe.expected_batch, in_place=True)
+        self.rates = Rates(rates_of(self.optimizer), self._factors)
+        average = MappingProxyType(self.rule.averaging.init(model))
+        private: Grads = dict(trainable(model))
+        noise = stream.init(private)
+        stream.require_lattice(private, recipe.clip.bound.l2)
+        snapshot = resume.found(self.folder)
+        held = None if snapshot is None else snapshot.facts["physical"]
+        self.physical_batch = rows_at_once(model, self.records, self.runtime, recipe.expected_batch, self.device, held)
+        wanted = self.engine.row_multiple(min(recipe.expected_batch, self.physical_batch), self.device)
+        self.row_multiple = self.physical_batch if self.runtime.padded else wanted
+        weights, random = state.weights_of(model), state.generators(self.device)
+        first = TrainState(0, weights, self.optimizer, average, noise, recipe.clip, random)
+        self.terms, self._state = resume.opened(self, first, snapshot)
+        self._journal = journal = Journal(self.folder.secrets, randomness, self.steps_done)
+        self.engine.attach(model)
+        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, self.folder.secrets / "watch.json")
+        self._guard = Guard(model, self.optimizer, average, self.records.tensors)
+        self.private_step = PrivateStep(
+            self.plan, self.folder, model, stream, self.rates, self.rule, self._guard, journal, self._halt
+        )
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed."""
         self._detach()
-        _clear_gradients(self.model, self.optimizer)
+        clear_gradients(self.model, self.optimizer)
         try:
             if kind is None and not self.folder.finished:
                 self._require_sound()
-            if kind is None and self._stopped is None and self.steps_done == self.plan.recipe.steps:
+            if kind is None and self._halt.reason is None and self.steps_done == self.plan.recipe.steps:
                 self.finish()
             elif not self.folder.finished:
                 self._leave(error)
@@ -168,7 +190,7 @@ class PrivateTraining:
         """Leave an unfinished run, with a checkpoint of where it is unless it was stopped, and say how to go on."""
         if isinstance(error, Exception) and not self.folder.begun:
             return
-        unsaved = self._stopped
+        unsaved = self._halt.reason
         try:
             if unsaved is None:
                 self.save()
@@ -176,10 +198,7 @@ class PrivateTraining:
             if error is None:
                 raise
             unsaved = str(problem)
-        words = (
-            f"run {self.run_path}: unfinished, {self.steps_done} of {self.plan.recipe.steps} steps made; its secrets are kept in "
-        )
-        words += f"its checkpoint folder; {RESUME}" + (f" (from its last checkpoint: {unsaved})" if unsaved else "")
+        words = unfinished(self.folder.path, self.steps_done, self.plan.recipe.steps, unsaved)
         if error is None:
             warnings.warn(words, stacklevel=3)
         else:
@@ -202,11 +221,11 @@ class PrivateTraining:
         self._asked = mine = object()
         while self.steps_done < recipe.steps:
             self._require_live()
-            step, self._random = self.steps_done, state.generators(self.device)
+            step, self._state = self.steps_done, replace(self._state, random=state.generators(self.device))
             rng = self.folder.randomness.generator("sampling", recipe.sampler.address(step))
             indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
             pieces = watch.pieces(step, indices, self.physical_batch, grain)
-            self._pieces = _Pieces(len(pieces))
+            self._pieces = LogicalBatch(len(pieces))
             if not pieces:
                 self._update(Bounded(zeros(self._guard.trainable, self.clip), self.clip.bound, recipe.unit))
             for place, (piece, mask) in enumerate(pieces):
@@ -227,9 +246,9 @@ class PrivateTraining:
         `losses` holds one loss per row of the batch last handed out, with its graph (``reduction="none"``).
         """
         pieces = self._awaited()
-        _check_losses(losses, pieces.rows)
+        pieces.check_losses(losses)
         pieces.waiting, self._losses = False, losses.detach()
-        with self._final():
+        with self._halt.final():
             self._require_sound().end(losses, self.steps_done > 0)
         self._take(self.engine.bounded_sum(losses, self.clip, pieces.mask))
 
@@ -244,7 +263,9 @@ class PrivateTraining:
         the values that Python had then. The first steps run as usual.
         """
         self._require_live()
-        self._same_as_before("losses", self.folder.randomness.tag("losses", computation.of_function(losses_of).encode()))
+        fingerprint = self.folder.randomness.tag("losses", computation.of_function(losses_of).encode())
+        with self._halt.final():
+            self._state = self._state.computing("losses", fingerprint)
         capture = CapturedSum(self.engine, losses_of) if self.runtime.graph else None
 
         def step(*batch: Tensor) -> None:
@@ -257,14 +278,14 @@ class PrivateTraining:
 
         return step
 
-    def _awaited(self) -> _Pieces:
+    def _awaited(self) -> LogicalBatch:
         """The logical batch that a call of `step` belongs to."""
         self._require_live()
         if self.steps_done >= self.plan.recipe.steps:
             raise InvalidInput("step", self.steps_done, f"the plan allows {self.plan.recipe.steps} steps and all are done")
         if self._pieces is None or not self._pieces.waiting:
             raise InvalidInput("step", "an extra call", "step(losses) follows a batch from batches(), once")
-        with self._final():
+        with self._halt.final():
             self._guard.check_shape()
         return self._pieces
 
@@ -288,7 +309,7 @@ class PrivateTraining:
         self._require_live()
         for name, value in values.items():
             public.check_number(f"record {name}", value, self._losses)
-        self._recorded |= values.keys()
+        self._state = replace(self._state, recorded=self._state.recorded | values.keys())
         self._note(**values)
 
     def _note(self, **values: float) -> None:
@@ -307,7 +328,13 @@ class PrivateTraining:
     def save(self) -> None:
         """Write a checkpoint now."""
         self._check_untouched()
-        state.save(self)
+        self._save()
+
+    def _save(self) -> None:
+        checkpoint.write(self.folder.state, self.state.snapshot(self.terms.facts()), self.folder.randomness)
+        if self._journal is not None:
+            self._journal.forget(self.steps_done)
+        self._last_save = time.monotonic()
 
     def finish(
         self, utility: dict[str, float] | None = None, confusion: list[list[int]] | None = None, test: str | None = None
@@ -319,105 +346,23 @@ class PrivateTraining:
         """
         self._check_untouched()
         self._detach()
-        with self._final():
+        with self._halt.final():
             finish.write(self, utility or {}, confusion, test or ("public" if utility or confusion else "none"))
-        self._stopped = "the run is finished"
+        self._halt.reason = "the run is finished"
         return self.folder.path
 
     def _update(self, total: Bounded[Grads]) -> None:
-        """Noise, divide by the expected batch size, step: the logical boundary.
-
-        Guarantees: noise is made once the step's sum is bound in the journal, for a model that nobody else has changed. From then to
-        the end of the step the run counts as stopped, so that no error, wherever it comes from, lets the step be made again here.
-        """
-        assert self._journal is not None
-        step, recipe = self.steps_done, self.plan.recipe
-        parameters = self._guard.trainable
-        with self._final():
-            self._guard.check()
-            rates = self._rates(step)
-            self._journal.bind(step, total.value, rates)
-        self.folder.note_begun()
-        self._stopped = f"step {step} failed after its noise was made"
-        into = rounded(total.value, parameters)
-        released, self._noise_state = self._noise.release(total, step, self._noise_state, self.folder.permit, into)
-        self._clip = self._clip.after(released.value, recipe.expected_batch)
-        hand_over(released, parameters)
-        for p in self._guard.frozen:
-            p.grad = None
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.rule.project is not None:
-            with torch.no_grad():
-                self.rule.project(self.model)
-        self.rule.averaging.update(self.average, parameters, step)
-        self._guard.accept(look=guard.looks(step + 1, recipe.steps, self.folder.randomness))
-        if self._factors is None and (not self._rates_made or self._rates_made[-1][1] != rates):
-            self._rates_made.append((step, rates))
-        self._steps_done, self._pieces = step + 1, None
-        self._stopped = None
+        """The logical boundary: make the private step. Only with the next state in hand may the run go on."""
+        self._state, self._pieces = self.private_step(self._state, total), None
+        self._halt.reason = None
         if time.monotonic() - self._last_save >= self.folder.run.checkpoint_every:
-            state.save(self)
-            self._last_save = time.monotonic()
-
-    def _rates(self, step: int) -> list[float]:
-        """The learning rates of a step, by the schedule or as the caller has set them."""
-        if self._factors is not None:
-            for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
-                group["lr"] = base * self._factors[step]
-        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        if not all(map(math.isfinite, rates)):
-            raise InvalidInput("learning rate", rates, "must be a finite number")
-        return rates
-
-    @contextmanager
-    def _final(self) -> Iterator[None]:
-        """Whatever is refused inside stops the run for good: who catches the refusal cannot go on."""
-        try:
-            yield
-        except BaseException as error:
-            self._stopped = str(error) or type(error).__name__
-            raise
-
-    def _same_as_before(self, what: str, fingerprint: str) -> None:
-        """Stop a resumed run whose `what` is not the one that earlier steps were made with."""
-        if self._computed.setdefault(what, fingerprint) != fingerprint:
-            with self._final():
-                raise InvalidInput(f"resume {what}", f"other {what}", "must be what the run was started with")
+            self._save()
 
     def _check_untouched(self) -> None:
         """Refuse, and stop, if anything was changed outside of `step`."""
         self._require_live()
-        with self._final():
+        with self._halt.final():
             self._guard.check()
-
-    def _stream(self) -> NoiseStream:
-        recipe = self.plan.recipe
-        return NoiseStream(recipe.strategy, self.plan.scale, self.folder.randomness, divisor=recipe.expected_batch, in_place=True)
-
-    def _physical_batch(self) -> int:
-        most = self.runtime.max_physical_batch
-        if not isinstance(most, int):
-            most = max(1, largest_batch(self.model, self.records.flat, self.device) // self.records.rows_each)
-        return min(most, snug(self.plan.recipe.expected_batch)) if self.runtime.graph else most
-
-    def _row_multiple(self) -> int:
-        """Rows that physical batches are filled up to a multiple of."""
-        if self.runtime.padded:
-            return self.physical_batch
-        return self.engine.row_multiple(min(self.plan.recipe.expected_batch, self.physical_batch), self.device)
-
-    def _check_records(self, held: int, found: int | None) -> None:
-        most, expected = self.plan.recipe.unit.most_records, self.plan.recipe.records
-        if most != held:
-            rule = f"the plan's unit owns up to {most}; group the data with dpfy.by_user and give its unit to the recipe"
-            raise InvalidInput("train", f"{held} records in a row", rule)
-        if found is not None and abs(found - expected) > max(1, expected // 100):
-            raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")
-
-    def _watch(self) -> Watch:
-        randomness, file = self.folder.randomness, self.folder.secrets / "watch.json"
-        return Watch(self.model, self.engine, self.records, randomness, self.plan.recipe.steps, file)
 
     def _detach(self) -> None:
         self.engine.detach()
@@ -437,58 +382,4 @@ class PrivateTraining:
 
     def _require_live(self) -> None:
         self._require_entered()
-        if self._stopped is not None:
-            raise Unsupported(f"going on with a run that stopped ({self._stopped})", f"leave the block; {RESUME}")
-
-    @property
-    def run_path(self) -> Path:
-        """The folder of the run."""
-        return self.run.path if isinstance(self.run, RunFolder) else Path(self.run.path)
-
-
-RESUME = "resume it with Run(path, resume=True) (dpfy train --resume), the same code and the same arguments"
-
-
-class _Pieces:
-    """The logical batch under way: which piece is out and waits for its losses, whether it was added, and the sum so far."""
-
-    def __init__(self, count: int) -> None:
-        self.left = count
-        self.waiting = False
-        self.idle = True
-        self.rows = 0
-        self.mask: Tensor | None = None
-        self.total: Grads = {}
-
-    def expect(self, mask: Tensor | None, rows: int) -> None:
-        self.mask, self.rows, self.waiting, self.idle = mask, rows, True, False
-
-    def add(self, part: Grads, keep: bool = True) -> None:
-        if self.total:
-            torch._foreach_add_([self.total[name] for name in part], list(part.values()))
-        else:
-            copy = not keep and self.left > 1
-            self.total = {name: value.clone() if copy else value for name, value in part.items()}
-        self.left -= 1
-        self.idle = True
-
-    @property
-    def complete(self) -> bool:
-        return self.left == 0
-
-
-def _check_losses(losses: Tensor, rows: int) -> None:
-    if not isinstance(losses, Tensor) or losses.dim() == 0:
-        raise InvalidInput("losses", "a scalar", 'must hold one loss per example: compute the loss with reduction="none"')
-    if losses.shape != (rows,):
-        raise InvalidInput(
-            "losses", f"shape {tuple(losses.shape)}", f"must have shape ({rows},): one loss per example of the batch"
-        )
-    if not losses.requires_grad:
-        raise InvalidInput("losses", "no graph", "must depend on the model's trainable parameters")
-
-
-def _clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """No gradient that was not released may reach the optimizer."""
-    for p in (*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])):
-        p.grad = None
+        self._halt.require_live()

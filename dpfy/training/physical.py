@@ -10,10 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
+from dpfy.data.records import Records
+from dpfy.training.runtime import Runtime
 
 MOST = 1 << 16
 SHARE = 0.4
 """Share of the free memory that activations and the engine's work may take: the backward pass needs about as much again."""
+
+
+def rows_at_once(
+    model: nn.Module, records: Records, runtime: Runtime, expected: float, device: torch.device, held: int | None
+) -> int:
+    """The most units in a physical batch, for logical ones of `expected`; a captured step has room for little more than those.
+
+    What was found by measuring is measured once: a resumed run keeps what it `held`.
+    """
+    most = runtime.max_physical_batch
+    if not isinstance(most, int):
+        most = max(1, largest_batch(model, records.flat, device) // records.rows_each)
+        if held is not None:
+            return held
+    return min(most, snug(expected)) if runtime.graph else most
 
 
 def largest_batch(model: nn.Module, records: Sequence[Tensor], device: torch.device) -> int:

@@ -1,27 +1,120 @@
-"""What a checkpoint of a training holds, and what must be the same for a resumed run to be the same run."""
+"""The state of a training between two steps, as one value: what checkpoint, resume, audit and the end of a run read."""
 
 from __future__ import annotations
 
 import secrets as entropy
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfy import accounting
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.guarantee import Guarantee
-from dpfy.noise import chacha
+from dpfy.gradients.clip import Clip
+from dpfy.noise.strategy import State
 from dpfy.plan.recipe import CODEC
-from dpfy.training import checkpoint, computation, guard, metrics
-from dpfy.training.update import check_optimizer
+from dpfy.training.checkpoint import Snapshot, join_optimizer, split_optimizer
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
+
+Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Where a training stands before step `step`. With plan, data, code and secret of the run it decides every later bit.
+
+    `weights` (parameters and buffers, shared ones under their first name), `average` and `optimizer` are the run's own, which the next
+    step moves in place; all else is replaced by it. `noise` is the memory of the noise strategy, `clip` the rule of this step, `random`
+    the positions of torch's own generators (dropout and the like). `rates` tells at which steps the caller's loop changed the learning
+    rates, `recorded` the names of values that the caller published, `computed` fingerprints of functions that steps were made with.
+    """
+
+    step: int
+    weights: Named
+    optimizer: torch.optim.Optimizer
+    average: Named
+    noise: State
+    clip: Clip
+    random: Named
+    rates: tuple[tuple[int, list[float]], ...] = ()
+    recorded: frozenset[str] = frozenset()
+    computed: Mapping[str, str] = field(default_factory=dict)
+
+    def after(self, noise: State, clip: Clip, rates: list[float] | None) -> TrainState:
+        """The state after the step; `rates` are its learning rates where the caller sets them."""
+        made = self.rates
+        if rates is not None and (not made or made[-1][1] != rates):
+            made = (*made, (self.step, rates))
+        return replace(self, step=self.step + 1, noise=noise, clip=clip, rates=made)
+
+    def computing(self, what: str, fingerprint: str) -> TrainState:
+        """The state with this fingerprint of `what`; refused if earlier steps were made with another."""
+        if self.computed.get(what, fingerprint) != fingerprint:
+            raise InvalidInput(f"resume {what}", f"other {what}", "must be what the run was started with")
+        return replace(self, computed={**self.computed, what: fingerprint})
+
+    def snapshot(self, terms: Mapping[str, Any]) -> Snapshot:
+        """What a checkpoint holds: tensors, and facts in JSON, among them the `terms` of the run."""
+        tensors, optimizer = split_optimizer(self.optimizer.state_dict())
+        parts = {"model": self.weights, "optimizer": tensors, "average": self.average, "noise": self.noise, "random": self.random}
+        facts = {
+            "optimizer": optimizer,
+            "clip": CODEC.encode(self.clip),
+            "rates made": self.rates,
+            "recorded": sorted(self.recorded),
+            "computed": dict(self.computed),
+        }
+        return Snapshot(
+            self.step, {**terms, **facts}, {f"{prefix}.{name}": t for prefix, part in parts.items() for name, t in part.items()}
+        )
+
+    def restored(self, snapshot: Snapshot, device: torch.device) -> TrainState:
+        """The state that `snapshot` holds: weights, average, optimizer and torch's generators are set to it."""
+        held, facts = snapshot.part("model"), snapshot.facts
+        try:
+            with torch.no_grad():
+                for name, value in self.weights.items():
+                    value.copy_(held[name])
+                for name, value in snapshot.part("average").items():
+                    self.average[name].copy_(value)
+            self.optimizer.load_state_dict(join_optimizer(snapshot.part("optimizer"), facts["optimizer"]))
+        except (KeyError, RuntimeError, ValueError) as problem:
+            raise Corrupt("checkpoint/state.safetensors", f"does not fit this model ({problem})") from None
+        random = snapshot.part("random")
+        torch.set_rng_state(random["cpu"])
+        if "device" in random:
+            torch.cuda.set_rng_state(random["device"], device)
+        return replace(
+            self,
+            step=snapshot.step,
+            noise={name: t.to(device) for name, t in snapshot.part("noise").items()},
+            clip=CODEC.decode(facts["clip"]),
+            random=random,
+            rates=tuple((step, rates) for step, rates in facts["rates made"]),
+            recorded=frozenset(facts["recorded"]),
+            computed=dict(facts["computed"]),
+        )
+
+
+def weights_of(model: nn.Module) -> Named:
+    """Parameters and buffers, each once (shared ones under their first name)."""
+    return MappingProxyType({**dict(model.named_parameters()), **dict(model.named_buffers())})
+
+
+def generators(device: torch.device) -> Named:
+    """Positions of torch's own generators (dropout and the like): not privacy, but exactness."""
+    found = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_rng_state(device)
+    return found
 
 
 def fresh_path() -> Path:
@@ -33,132 +126,3 @@ def guarantee(training: PrivateTraining) -> Guarantee:
     """The guarantee of the run's ledger, with the caveats that this run has earned."""
     folder = training.folder
     return folder.ledger.guarantee(accounting.accountant(training.plan.accountant), folder.claim.caveats)
-
-
-def identity(training: PrivateTraining) -> dict[str, Any]:
-    """Everything a resumed run must share with the run it resumes: else the same noise would meet other gradients."""
-    randomness = training.folder.randomness
-    model = training.model
-    shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters() if p.requires_grad]
-    rule = training.rule
-    data = "".join(randomness.tag("data", bytes(piece)) for piece in training.records.content())
-    return {
-        "plan": training.plan.fingerprint(),
-        "data": randomness.tag("records", data.encode()),
-        "model": randomness.tag("model", "\n".join([type(model).__name__, *shapes, computation.of_model(model)]).encode()),
-        "optimizer": f"{type(training.optimizer).__name__} {_hyperparameters(training)}",
-        "engine": training.engine.name,
-        "physical batch": f"{training.physical_batch} {training.runtime.padded}",
-        "device": training.device.type,
-        "average": rule.averaging.decay,
-        "schedule": randomness.tag("schedule", repr(training._factors).encode()),
-        "projection": randomness.tag("projection", computation.of_function(rule.project).encode()),
-        "torch": f"{torch.__version__} {torch.get_num_threads()} threads",
-        "vector code": f"numpy {np.__version__} {torch.backends.cpu.get_cpu_capability()}",
-        "noise": _noise_maker(training.device),
-    }
-
-
-def _noise_maker(device: torch.device) -> str:
-    """What turns keys into noise: another one would give other noise to a step that is made again."""
-    return "keystream 3" if device.type == "cpu" else "kernel 3" if chacha.triton is not None else "generator 2"
-
-
-def restore_or_begin(training: PrivateTraining) -> None:
-    """Restore the last checkpoint, or write the one of step 0 (initial weights included) before the first release."""
-    file = training.folder.state
-    if not file.is_file():
-        if training.folder.begun:
-            raise Corrupt("checkpoint/state.safetensors", "is missing though steps were made: start a new run")
-        check_optimizer(training.model, training.optimizer, empty=not training.rule.public_state)
-        training.identity = identity(training)
-        training._sealed = guard.seal(training.model, training.folder.randomness)
-        save(training)
-        return
-    snapshot = checkpoint.read(file, training.folder.randomness)
-    if training.runtime.max_physical_batch == "auto":
-        training.physical_batch = snapshot.facts["physical"]
-    training.identity = identity(training)
-    for key, value in snapshot.facts["identity"].items():
-        if training.identity.get(key) != value:
-            secret = key in ("data", "model", "plan", "schedule", "projection")
-            shown = f"another {key}" if secret else training.identity.get(key)
-            rule = "must be what the run was started with" + ("" if secret else f": {value}")
-            raise InvalidInput(f"resume {key}", shown, rule)
-    _load(training, snapshot)
-    metrics.cut(training.folder.path, training.steps_done)
-
-
-def save(training: PrivateTraining) -> None:
-    """Write the state between two steps: weights, optimizer, averages, noise state, generator position."""
-    tensors, optimizer = checkpoint.split_optimizer(training.optimizer.state_dict())
-    parts: dict[str, Mapping[str, Tensor]] = {
-        "model": _weights(training),
-        "optimizer": tensors,
-        "average": training.average,
-        "noise": training._noise_state,
-        "random": training._random if training._pieces is not None else generators(training.device),
-    }
-    named = {f"{prefix}.{name}": t for prefix, part in parts.items() for name, t in part.items()}
-    facts = {
-        "identity": training.identity,
-        "optimizer": optimizer,
-        "rates": training._base_rates,
-        "physical": training.physical_batch,
-        "clip": CODEC.encode(training.clip),
-        "still": training._sealed,
-        "rates made": training._rates_made,
-        "recorded": sorted(training._recorded),
-        "computed": training._computed,
-    }
-    checkpoint.write(training.folder.state, checkpoint.Snapshot(training.steps_done, facts, named), training.folder.randomness)
-    if training._journal is not None:
-        training._journal.forget(training.steps_done)
-
-
-def _load(training: PrivateTraining, snapshot: checkpoint.Snapshot) -> None:
-    weights = snapshot.part("model")
-    try:
-        with torch.no_grad():
-            for name, value in _weights(training).items():
-                value.copy_(weights[name])
-            for name, value in snapshot.part("average").items():
-                training.average[name].copy_(value)
-        optimizer = checkpoint.join_optimizer(snapshot.part("optimizer"), snapshot.facts["optimizer"])
-        training.optimizer.load_state_dict(optimizer)
-    except (KeyError, RuntimeError, ValueError) as problem:
-        raise Corrupt("checkpoint/state.safetensors", f"does not fit this model ({problem})") from None
-    training._noise_state = {name: t.to(training.device) for name, t in snapshot.part("noise").items()}
-    training._base_rates = list(snapshot.facts["rates"])
-    training._clip = CODEC.decode(snapshot.facts["clip"])
-    training._steps_done = snapshot.step
-    training._sealed = guard.seal(training.model, training.folder.randomness)
-    if training._sealed != snapshot.facts["still"]:
-        raise Corrupt("checkpoint/state.safetensors", "holds a buffer or frozen weight that changed in training: start a new run")
-    training._rates_made = [(step, rates) for step, rates in snapshot.facts["rates made"]]
-    training._recorded, training._computed = set(snapshot.facts["recorded"]), dict(snapshot.facts["computed"])
-    positions = snapshot.part("random")
-    torch.set_rng_state(positions["cpu"])
-    if "device" in positions:
-        torch.cuda.set_rng_state(positions["device"], training.device)
-
-
-def _weights(training: PrivateTraining) -> dict[str, Tensor]:
-    """Parameters and buffers, each storage once (shared ones under their first name)."""
-    named: dict[str, Tensor] = dict(training.model.named_parameters())
-    named |= dict(training.model.named_buffers())
-    return {name: t.detach() for name, t in named.items()}
-
-
-def generators(device: torch.device) -> dict[str, Tensor]:
-    """Positions of torch's own generators (dropout and the like): not privacy, but exactness."""
-    found = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        found["device"] = torch.cuda.get_rng_state(device)
-    return found
-
-
-def _hyperparameters(training: PrivateTraining) -> list[dict[str, Any]]:
-    groups = training.optimizer.state_dict()["param_groups"]
-    rates = iter(training._base_rates)
-    return [{k: (next(rates) if k == "lr" else v) for k, v in g.items() if k not in ("params", "initial_lr")} for g in groups]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core import check
-from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Private
 from dpfy.gradients.room import Pieces
 from dpfy.noise.gaussian import dtype_of
@@ -47,6 +47,29 @@ class Update:
         return Averaging(self.average)
 
 
+@dataclass(frozen=True)
+class Rates:
+    """The learning rates of a run: `base`, those its optimizer began with, times the schedule's factor of each step if there is one."""
+
+    base: list[float]
+    factors: list[float] | None
+
+    def at(self, step: int, optimizer: torch.optim.Optimizer) -> list[float]:
+        """The learning rates of `step`, set by the schedule or by the caller, one for each group of parameters."""
+        if self.factors is not None:
+            for group, base in zip(optimizer.param_groups, self.base, strict=True):
+                group["lr"] = base * self.factors[step]
+        rates = rates_of(optimizer)
+        if not all(map(math.isfinite, rates)):
+            raise InvalidInput("learning rate", rates, "must be a finite number")
+        return rates
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The learning rate of each group of parameters, as it stands."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
 def rounded(sums: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor] | None:
     """Memory for the released means of `sums` in the parameters' types: one piece, where all of them are of one type.
 
@@ -70,25 +93,10 @@ def hand_over(released: Private[dict[str, Tensor]], parameters: Mapping[str, nn.
         p.grad = released.value.get(name)
 
 
+def clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """No gradient that was not released may reach the optimizer."""
+    for p in (*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])):
+        p.grad = None
+
+
 _pieces = lru_cache(maxsize=8)(Pieces)
-
-
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, empty: bool) -> None:
-    """Refuse, before anything is reserved, an optimizer that does not fit the model or could not take a private step.
-
-    With `empty`, also one that holds a state already: gradients of the data may be in it.
-    """
-    mine = {id(p) for p in model.parameters() if p.requires_grad}
-    theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if missing := mine - theirs:
-        raise InvalidInput("optimizer", f"{len(missing)} parameters missing", "must hold every trainable parameter of the model")
-    if foreign := theirs - {id(p) for p in model.parameters()}:
-        raise InvalidInput("optimizer", f"{len(foreign)} foreign parameters", "must hold parameters of this model only")
-    name, closure = type(optimizer).__name__, inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise Unsupported(f"{name}, which evaluates the loss again inside a step,", "use an optimizer that steps once a gradient")
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise Unsupported(f"{name}: noise makes every gradient dense, which it refuses; it", "use Adam")
-    if empty and any(state for state in optimizer.state.values()):
-        rule = "its state must be empty; make a new optimizer, or state by Update(public_state=True) that it tells nothing about the data"
-        raise InvalidInput("optimizer", f"{name} with a state", rule)

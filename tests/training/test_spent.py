@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -61,7 +62,7 @@ def released_by(
                 training.step(losses(net, x, y))
                 if training.steps_done == die:
                     if not clean:
-                        training._stopped = "killed"  # nothing is written any more
+                        training._halt.reason = "killed"  # nothing is written any more
                     raise Killed
     except Killed:
         pass
@@ -118,8 +119,9 @@ def test_whatever_fails_between_noise_and_the_end_of_a_step(tmp_path, monkeypatc
             real = type(update.averaging).update
             monkeypatch.setattr(type(update.averaging), "update", lambda self, *a: (fail(), real(self, *a)))
         elif place == "noise":
-            stream = training._noise
-            training._noise = type("Failing", (), {"release": lambda self, *a: (stream.release(*a), fail())[0]})()
+            stream = training.private_step.stream
+            failing = type("Failing", (), {"release": lambda self, *a: (stream.release(*a), fail())[0]})()
+            object.__setattr__(training, "private_step", dataclasses.replace(training.private_step, stream=failing))
         with pytest.raises(error):
             all_steps(training, net)
         with pytest.raises(Unsupported, match="step 1 failed after its noise was made"):

@@ -29,7 +29,7 @@ def no_restart(strategy: Any) -> Any:
 
 def forgive(training: Any) -> None:
     """Forget that a step failed behind its noise."""
-    training._stopped = None
+    training._halt.reason = None
 
 
 def lose_journal(folder: Any) -> None:

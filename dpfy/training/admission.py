@@ -1,0 +1,42 @@
+"""What is refused before anything is reserved: an optimizer that could not take a private step, data that the plan is not for."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.plan.recipe import Recipe
+
+
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, empty: bool) -> None:
+    """Refuse, before anything is reserved, an optimizer that does not fit the model or could not take a private step.
+
+    With `empty`, also one that holds a state already: gradients of the data may be in it.
+    """
+    mine = {id(p) for p in model.parameters() if p.requires_grad}
+    theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if missing := mine - theirs:
+        raise InvalidInput("optimizer", f"{len(missing)} parameters missing", "must hold every trainable parameter of the model")
+    if foreign := theirs - {id(p) for p in model.parameters()}:
+        raise InvalidInput("optimizer", f"{len(foreign)} foreign parameters", "must hold parameters of this model only")
+    name, closure = type(optimizer).__name__, inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise Unsupported(f"{name}, which evaluates the loss again inside a step,", "use an optimizer that steps once a gradient")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise Unsupported(f"{name}: noise makes every gradient dense, which it refuses; it", "use Adam")
+    if empty and any(state for state in optimizer.state.values()):
+        rule = "its state must be empty; make a new optimizer, or state by Update(public_state=True) that it tells nothing about the data"
+        raise InvalidInput("optimizer", f"{name} with a state", rule)
+
+
+def check_records(recipe: Recipe, held: int, found: int | None) -> None:
+    """Refuse data with another number of records in a row than the plan's unit owns, or of another size than it was made for."""
+    most, expected = recipe.unit.most_records, recipe.records
+    if most != held:
+        rule = f"the plan's unit owns up to {most}; group the data with dpfy.by_user and give its unit to the recipe"
+        raise InvalidInput("train", f"{held} records in a row", rule)
+    if found is not None and abs(found - expected) > max(1, expected // 100):
+        raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")

@@ -1,0 +1,64 @@
+"""One private step: from the bounded sum of a logical batch to the next state. Bind, noise, divide, move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dpfy.core.values import Bounded
+from dpfy.gradients.engine import Grads
+from dpfy.noise.stream import NoiseStream
+from dpfy.plan.recipe import Plan
+from dpfy.training import guard
+from dpfy.training.guard import Guard
+from dpfy.training.halt import Halt
+from dpfy.training.journal import Journal
+from dpfy.training.run import RunFolder
+from dpfy.training.state import TrainState
+from dpfy.training.update import Rates, Update, hand_over, rounded
+
+
+@dataclass(frozen=True)
+class PrivateStep:
+    """Takes a state and a bounded sum to the next state.
+
+    Guarantees: noise is made once the step's sum is bound in the journal, for a model that nobody else has changed, and only with the
+    permit of a run that is billed for good. From then on the run counts as stopped, until its owner has the next state: no error,
+    wherever it comes from, lets the step be made again here.
+    """
+
+    plan: Plan
+    folder: RunFolder
+    model: nn.Module
+    stream: NoiseStream
+    rates: Rates
+    rule: Update
+    guard: Guard
+    journal: Journal
+    halt: Halt
+
+    def __call__(self, now: TrainState, total: Bounded[Grads]) -> TrainState:
+        """Make the step that `now` stands before. The mean is over the expected batch, never the realised one."""
+        recipe, parameters = self.plan.recipe, self.guard.trainable
+        with self.halt.final():
+            self.guard.check()
+            rates = self.rates.at(now.step, now.optimizer)
+            self.journal.bind(now.step, total.value, rates)
+        self.folder.note_begun()
+        self.halt.reason = f"step {now.step} failed after its noise was made"
+        into = rounded(total.value, parameters)
+        released, noise = self.stream.release(total, now.step, now.noise, self.folder.permit, into)
+        clip = now.clip.after(released.value, recipe.expected_batch)
+        hand_over(released, parameters)
+        for p in self.guard.frozen:
+            p.grad = None
+        now.optimizer.step()
+        now.optimizer.zero_grad(set_to_none=True)
+        if self.rule.project is not None:
+            with torch.no_grad():
+                self.rule.project(self.model)
+        self.rule.averaging.update(now.average, parameters, now.step)
+        self.guard.accept(look=guard.looks(now.step + 1, recipe.steps, self.folder.randomness))
+        return now.after(noise, clip, rates if self.rates.factors is None else None)
