@@ -20,6 +20,7 @@ from dpfy.cli import (
     compare_runs,
     explore,
     inspect,
+    ledger,
     report,
     reproduce,
     sign,
@@ -31,20 +32,22 @@ HELP = """Differentially private machine learning: the guarantee printed is the 
 
 Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder that anyone can check with
 [b]dpfy verify[/b]. Plan before you touch data with [b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b]
-(how much noise do I need?) and [b]dpfy explore[/b]. Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b].
+(how much noise do I need?) and [b]dpfy explore[/b]. Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b];
+[b]dpfy ledger[/b] shows what all runs on a data set have spent together.
 Every verb takes --json and then prints one JSON object on standard output.
 """
 
 app = typer.Typer(
     name="dpfy", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
 )
-app.command("train")(train.train)
+app.command("train", cls=train.Command)(train.train)
 app.command("verify")(verify.verify)
 app.command("sign")(sign.sign)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.command("inspect")(inspect.inspect)
 app.command("report")(report.report)
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(audit.app, name="audit")
 app.command("explore")(explore.explore)
 app.command("reproduce")(reproduce.reproduce)

@@ -11,6 +11,7 @@ from dpfy.cli.answer import out as say
 from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.target import save, target
+from dpfy.cli.train import Set
 from dpfy.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def train(
     epsilon: Annotated[float | None, typer.Option(help="Epsilon to reach.")] = None,
     batch_size: Annotated[float | None, typer.Option(help="Mean size of a Poisson batch.")] = None,
     steps: Annotated[int | None, typer.Option(help="Noisy steps.")] = None,
+    assignments: Set = None,
     confidence: Confidence = 0.95,
     insecure_seed: Annotated[int | None, typer.Option(help="Fix all randomness, for tests: protects nothing.")] = None,
     plot: Plot = None,
@@ -79,6 +81,7 @@ def train(
 ) -> None:
     """Train a configuration with canaries in it, then audit the run. It is a training like any other, and billed like any other."""
     from dpfy.audit.whitebox import fair_coins
+    from dpfy.core import settings
     from dpfy.training import audit_job
     from dpfy.training import config as configuration
     from dpfy.training.state import fresh_path
@@ -93,14 +96,15 @@ def train(
     _check(confidence, plot, canaries)
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
+    given = settings.assigned(configuration.SECTIONS, assignments or [], flags)
     folder = out or fresh_path()
     with resumable(folder, "dpfy audit train"):
         if resume:
-            if given := [name for name, value in {"config": config, **flags}.items() if value is not None]:
-                raise InvalidInput("--resume", given[0], "a resumed run has its own configuration: give --out alone")
+            if others := [*(["config"] if config is not None else []), *given]:
+                raise InvalidInput("--resume", others[0], "a resumed run has its own configuration: give --out alone")
             audit_job.resume(folder, progress=not as_json)
         else:
-            job = configuration.make(configuration.read_toml(config) if config else {}, flags)
+            job = configuration.make(configuration.read_toml(config) if config else {}, given)
             coins = fair_coins(canaries, insecure_seed)
             audit_job.train(job, folder, coins, attack=attack, seed=insecure_seed, progress=not as_json)
     _run(folder, confidence, plot, as_json)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.settings import setting, text
+from dpfy.core.unit import EXAMPLE, Unit
 
 FIELDS_OF_KIND: dict[str, tuple[str, ...]] = {
     "embedded": (),
@@ -15,9 +17,9 @@ FIELDS_OF_KIND: dict[str, tuple[str, ...]] = {
     "adult": ("dir", "test_fraction"),
     "shakespeare": ("dir", "length", "test_fraction"),
     "idx": ("path", "labels_path", "test_path", "test_labels_path", "classes", "test_fraction"),
-    "npz": ("path", "test_path", "classes", "range", "test_fraction"),
-    "csv": ("path", "test_path", "schema", "test_fraction"),
-    "parquet": ("path", "test_path", "schema", "test_fraction"),
+    "npz": ("path", "test_path", "classes", "range", "test_fraction", "user", "most_records"),
+    "csv": ("path", "test_path", "schema", "test_fraction", "user", "most_records"),
+    "parquet": ("path", "test_path", "schema", "test_fraction", "user", "most_records"),
     "text": ("path", "test_path", "length", "test_fraction"),
 }
 """Which fields each kind of source reads. A field set for a kind that ignores it is an error: nothing is swallowed."""
@@ -27,6 +29,8 @@ OF_EVERY_KIND = ("kind", "test")
 KNOWN = ("embedded", "digits", "mnist", "fashion-mnist", "adult", "shakespeare")
 """Public data sets: what is measured on their held-out part may be published unless the user says otherwise."""
 TESTS = ("public", "billed", "withheld")
+MOST_RECORDS = 1 << 20
+"""Of one user: as many places are held in memory for every user."""
 REQUIRED = {"idx": ("path", "labels_path", "classes"), "npz": ("path", "classes"), "csv": ("path", "schema"),
             "parquet": ("path", "schema"), "text": ("path",)}  # fmt: skip
 
@@ -35,26 +39,32 @@ REQUIRED = {"idx": ("path", "labels_path", "classes"), "npz": ("path", "classes"
 class DataConfig:
     """A source of records by name, and the public facts that the data must not be asked for.
 
-    kind: one of KINDS. dir: folder that holds `mnist/`, `adult/`... (otherwise the environment's DPFY_DATA).
-    path, labels_path, test_path, test_labels_path: files. schema: TOML file, or the name of a packaged one ("adult").
-    classes: number of classes (idx, npz). range: (low, high) that floating-point NPZ features are clamped to and scaled from.
-    test_fraction: share held out by a fixed public permutation when there is no test file. length: characters in a text record.
-    test: what the held-out records are: "public" (figures are published as measured), "billed" (private: noisy counts, paid for in the
-    ledger) or "withheld" (nothing is measured). Without it: public for the public data sets, withheld for a file of the user's own.
+    With `user` all records of one user are one unit of privacy: sampled, clipped and protected together.
     """
 
-    kind: str = "embedded"
-    dir: str | None = None
-    path: str | None = None
-    labels_path: str | None = None
-    test_path: str | None = None
-    test_labels_path: str | None = None
-    schema: str | None = None
-    classes: int | None = None
-    range: tuple[float, float] | None = None
-    test_fraction: float = 0.2
-    length: int = 128
-    test: str | None = None
+    kind: str = setting("embedded", f"Source of records: {', '.join(KINDS)}.")
+    dir: str | None = setting(None, "Folder that holds mnist/, adult/, ...", "the environment's DPFY_DATA")
+    path: str | None = setting(None, "File to train on (idx, npz, csv, parquet, text).")
+    labels_path: str | None = setting(None, "File of its labels (idx).")
+    test_path: str | None = setting(None, "File of held-out records.", "a share of `path`, see test_fraction")
+    test_labels_path: str | None = setting(None, "File of their labels (idx).")
+    schema: str | None = setting(None, "TOML file that says what each column may hold (csv, parquet), or a packaged one: adult.")
+    classes: int | None = setting(None, "Number of classes (idx, npz).")
+    range: tuple[float, float] | None = setting(None, "[low, high] that NPZ features are clamped to and scaled from.")
+    test_fraction: float = setting(0.2, "Share held out by a fixed public permutation when there is no test file.")
+    length: int = setting(128, "Characters in a text record.")
+    test: str | None = setting(
+        None,
+        "What held-out records are: public (figures published as measured), billed (private: noisy counts, paid for) or withheld.",
+        "public for public data sets, withheld for a file of your own",
+    )
+    user: str | None = setting(None, "Column (npz: array) that says whose a record is: users are then the unit of privacy.")
+    most_records: int | None = setting(None, "Most records of one user that are read; of more, the first.")
+
+    @property
+    def unit(self) -> Unit:
+        """Whose data is protected as a whole."""
+        return EXAMPLE if self.most_records is None else Unit("user", self.most_records)
 
     @property
     def test_use(self) -> str:
@@ -72,13 +82,21 @@ class DataConfig:
             object.__setattr__(self, "range", interval("data.range", self.range))
         if self.test is not None:
             check.one_of("data.test", self.test, TESTS)
+        if self.most_records is not None:
+            check.integer("data.most_records", self.most_records, most=MOST_RECORDS)
+        if (self.user is None) != (self.most_records is None):
+            missing = "most_records" if self.most_records is None else "user"
+            raise InvalidInput(f"data.{missing}", None, "must be given with the other of data.user and data.most_records")
+        if self.user is not None and self.test == "billed":
+            raise InvalidInput("data.test", self.test, "bills one record of a person; with data.user say public or withheld")
         self._check_fields_fit_the_kind()
 
     def _check_strings(self) -> None:
         for name in ("dir", "path", "labels_path", "test_path", "test_labels_path", "schema"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise InvalidInput(f"data.{name}", value, "must be a path as text")
+            if getattr(self, name) is not None:
+                text(f"data.{name}", getattr(self, name), "must be a path as text")
+        if self.user is not None:
+            text("data.user", self.user, "must be the name of a column")
 
     def _check_fields_fit_the_kind(self) -> None:
         for name in REQUIRED.get(self.kind, ()):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.settings import setting
 
 FIELDS_OF_MODEL: dict[str, tuple[str, ...]] = {
     "linear": (),
@@ -22,21 +23,17 @@ ACTIVATIONS = ("tanh", "relu")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model by name. All fields are public and fixed before the data is seen.
+    """A model by name. All fields are public and fixed before the data is seen."""
 
-    hidden, activation, dropout: of the multi-layer perceptron (bounded activations keep gradients small, so tanh is the default).
-    groups, scale: of the scattering features: groups of channels that are normalised together within one image, and the public
-    constant that the features are divided by (5 makes an MNIST image a vector of length about 10, so that little of the clip norm goes
-    to the bias). seed: of the initial weights, which are public.
-    """
-
-    name: str = "scattering-linear"
-    hidden: tuple[int, ...] = (128,)
-    activation: str = "tanh"
-    dropout: float = 0.0
-    groups: int = 27
-    scale: float = 5.0
-    seed: int = 0
+    name: str = setting("scattering-linear", f"Model: {', '.join(MODELS)}.")
+    hidden: tuple[int, ...] = setting((128,), "Sizes of the hidden layers (mlp).")
+    activation: str = setting("tanh", "tanh or relu (mlp, lenet5): bounded activations keep gradients small.")
+    dropout: float = setting(0.0, "Share of hidden units left out at random (mlp).")
+    groups: int = setting(27, "Groups of scattering channels that are normalised together within one image.")
+    scale: float = setting(
+        5.0, "Public constant that scattering features are divided by: little of the clip norm goes to the bias."
+    )
+    seed: int = setting(0, "Seed of the initial weights, which are public.")
 
     def __post_init__(self) -> None:
         check.one_of("model.name", self.name, MODELS)

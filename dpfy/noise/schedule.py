@@ -39,7 +39,7 @@ class Schedule(Recurrent):
                 "noise factors", self.factors, f"must be as many as the phases ({len(self.lengths)}), at least one"
             )
         if min(self.factors) != 1:
-            raise InvalidInput("noise factors", self.factors, "must have 1 as the least (`equal_phases` divides by the least)")
+            raise InvalidInput("noise factors", self.factors, "must have 1 as the least (`given_phases` divides by the least)")
 
     @property
     def steps(self) -> int:
@@ -96,7 +96,11 @@ def equal_phases(steps: int, relative: Sequence[float]) -> Schedule:
     count = len(relative)
     if not 1 <= count <= check.integer("steps", steps):
         raise InvalidInput("noise factors", tuple(relative), f"must be at least one and at most the steps ({steps})")
-    values = [check.positive("noise factor", f) for f in relative]
     edges = [k * steps // count for k in range(count + 1)]
-    lengths = tuple(b - a for a, b in pairwise(edges))
-    return Schedule(lengths, tuple(f / min(values) for f in values))
+    return given_phases(tuple(b - a for a, b in pairwise(edges)), relative)
+
+
+def given_phases(lengths: Sequence[int], relative: Sequence[float]) -> Schedule:
+    """Phases of these lengths with noise in these proportions."""
+    values = [check.positive("noise factor", f) for f in relative]
+    return Schedule(tuple(lengths), tuple(f / min(values) for f in values))

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpfy import accounting
 from dpfy.accounting import calibrate as calibration
+from dpfy.accounting.group import of_group
 from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -69,17 +70,21 @@ class Recipe:
         accountant: str = accounting.DEFAULT,
         allow_large_delta: bool = False,
         beside: events.Event = events.Nothing(),  # noqa: B008  (frozen)
+        group: int = 1,
     ) -> Plan:
         """The plan with the least noise that satisfies (epsilon, delta), with `beside` paid for from the same guarantee.
 
-        Guarantees: the epsilon of the plan and `beside` together at `delta`, by the same accountant, is at most `epsilon`; the search
-        rounds the noise up.
+        With `group` it satisfies them for any so many units together; the plan itself speaks of one unit, which has less epsilon.
+
+        Guarantees: the epsilon of the plan and `beside` together at `delta`, by the same accountant, is at most `epsilon`, for every
+        group of `group` units; the search rounds the noise up.
         """
         check.epsilon("epsilon", epsilon)
         self.check_delta(delta, allow_large_delta)
 
         def whole(noise: float) -> events.Event:
-            return self.event(noise) if isinstance(beside, events.Nothing) else events.Composed((self.event(noise), beside))
+            both = self.event(noise) if isinstance(beside, events.Nothing) else events.Composed((self.event(noise), beside))
+            return of_group(both, group)
 
         noise = calibration.noise(whole, epsilon, delta, adjacency=self.adjacency, accountant=accountant)
         return Plan(self, noise, delta, accountant)

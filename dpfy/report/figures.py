@@ -18,11 +18,12 @@ Place = Callable[[tuple[float, float]], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Series:
-    """One thing drawn: `kind` is line, area or dots; `tone` is the name of a colour in the style."""
+    """One thing drawn: `kind` is line, area or dots; `tone` is the name of a colour in the style; `label` stands in a key, if given."""
 
     points: Pairs
     kind: str = "line"
     tone: str = "a"
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     parts += _axes(x, y, place)
     for one in series:
         parts.append(_drawn(one, [place(p) for p in one.points], place((x.low, y.low))[1]))
+    for row, one in enumerate(one for one in series if one.label):
+        parts.append(f'<text class="key {one.tone}" x="{LEFT + 8}" y="{TOP + 12 + 16 * row}">{escape(one.label)}</text>')
     return "".join([*parts, "</svg>"])
 
 

@@ -23,6 +23,7 @@ from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.participation import Poisson
 from dpfy.core.random import Randomness
 from dpfy.core.storage import write_atomically
+from dpfy.gradients.clip import FlatClip
 from dpfy.models import build, features
 from dpfy.noise.strategy import Identity
 from dpfy.plan.recipe import Plan
@@ -216,8 +217,14 @@ def _auditable(plan: Plan) -> None:
     if not isinstance(plan.recipe.sampler.participation, Poisson) or not isinstance(plan.recipe.strategy, Identity):
         raise Unsupported(
             f"auditing {type(plan.recipe.strategy).__name__} noise in a training run",
-            "audit DP-SGD here, and correlated noise with dpfy audit mechanism --strategy",
+            "audit DP-SGD here, and correlated noise with dpfy audit mechanism --bands",
         )
+    if not isinstance(plan.recipe.clip, FlatClip):
+        raise Unsupported(
+            f"auditing a training run with {type(plan.recipe.clip).__name__}", "audit flat clipping (training.clip)"
+        )
+    if plan.recipe.unit.most_records > 1:
+        raise Unsupported("auditing a training run on users of several records", "audit records: leave data.user out")
 
 
 def _store(folder: Path, **arrays: Any) -> None:

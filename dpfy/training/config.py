@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from dpfy import accounting
-from dpfy.core import check, reading
+from dpfy.core import check, settings
 from dpfy.core.errors import InvalidInput
+from dpfy.core.settings import setting, text
 from dpfy.core.unit import Adjacency
 from dpfy.data.config import DataConfig
+from dpfy.gradients.clip import CLIPS, LEAST_NORM, Clip
 from dpfy.models.config import ModelConfig
+from dpfy.noise.schedule import Schedule, equal_phases, given_phases
 from dpfy.plan.auto import MECHANISMS
 from dpfy.training.runtime import Runtime
 
@@ -22,24 +25,48 @@ PATHS = {("data", "dir"), ("data", "path"), ("data", "labels_path"), ("data", "t
 LEAST, MOST = 1e-12, 1e9
 """Learning rates and clip norms beyond these make weights that are no numbers, or none that move."""
 OPTIMIZERS = ("sgd", "adam", "adamw", "ftrl")
+LOSSES = ("cross_entropy", "squared_error")
+MOST_GROUP = 1000
+"""The largest group whose guarantee is asked for."""
+FIELDS_OF_CLIP: dict[str, dict[str, str]] = {
+    "flat": {"clip_norm": "norm"},
+    "per-layer": {"clip_norm": "norm"},
+    "per-group": {"clip_prefixes": "prefixes", "clip_norms": "norms"},
+    "automatic": {"clip_norm": "norm", "clip_gamma": "gamma"},
+    "psac": {"clip_norm": "norm", "clip_gamma": "gamma"},
+    "quantile": {
+        "clip_norm": "norm",
+        "clip_quantile": "quantile",
+        "clip_rate": "learning_rate",
+        "clip_count_weight": "count_weight",
+    },
+}
+"""Which fields each clip rule reads, and what the rule calls them. A field set for a rule that ignores it is an error."""
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """[privacy]: the guarantee asked for. Give `epsilon`, or `noise_multiplier` to fix the noise instead (0 trains without privacy).
+    """[privacy]: the guarantee asked for. Give `epsilon`, or `noise_multiplier` to fix the noise instead (0 trains without privacy)."""
 
-    `records` is the public number of training records; it must be given for data whose size is not public knowledge already.
-    `test_noise` is the noise of a billed evaluation (data.test), times what one record adds; without it, it takes about a tenth.
-    """
-
-    epsilon: float | None = None
-    delta: float = 1e-5
-    noise_multiplier: float | None = None
-    records: int | None = None
-    adjacency: str = Adjacency.ADD_OR_REMOVE_ONE.value
-    accountant: str = accounting.DEFAULT
-    allow_large_delta: bool = False
-    test_noise: float | None = None
+    epsilon: float | None = setting(None, "Epsilon to reach.", "3, unless noise_multiplier is given")
+    delta: float = setting(1e-5, "Delta; must be below 1/records.")
+    noise_multiplier: float | None = setting(
+        None, "Noise in units of the clip norm, instead of epsilon; 0 trains without privacy.", "the least that reaches epsilon"
+    )
+    records: int | None = setting(
+        None, "Public number of units (records, or users) to train on; needed for data of your own.", "that of a public data set"
+    )
+    adjacency: str = setting(
+        Adjacency.ADD_OR_REMOVE_ONE.value, f"Which change is hidden: {', '.join(a.value for a in Adjacency)}."
+    )
+    accountant: str = setting(accounting.DEFAULT, f"How epsilon is computed: {', '.join(accounting.TABLE)}.")
+    allow_large_delta: bool = setting(False, "Accept delta >= 1/records, at which a random record may be published in full.")
+    test_noise: float | None = setting(
+        None,
+        'Noise of a billed evaluation (data.test = "billed"), times what one record adds.',
+        "as much as takes about a tenth of the guarantee",
+    )
+    group_size: int = setting(1, "Epsilon and delta hold for any group of this many units together (of a family, say).")
 
     def __post_init__(self) -> None:
         if self.test_noise is not None:
@@ -53,31 +80,42 @@ class PrivacyConfig:
         check.delta("privacy.delta", self.delta)
         if self.records is not None:
             check.integer("privacy.records", self.records, most=check.RECORDS)
-        Adjacency.parse(self.adjacency)
-        accounting.accountant(self.accountant)
+        check.one_of("privacy.adjacency", self.adjacency, [a.value for a in Adjacency])
+        check.one_of("privacy.accountant", self.accountant, accounting.TABLE)
         _flag("privacy.allow_large_delta", self.allow_large_delta)
+        check.integer("privacy.group_size", self.group_size, most=MOST_GROUP)
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """[training]: mechanism, batches, clipping and the update. `batch_size` is the mean of a batch; give `epochs` or `steps`.
+    """[training]: mechanism, batches, clipping and the update."""
 
-    `bands` fixes the bands of band-mf (cyclic Poisson sampling); without it they are chosen by the least error. `noise_phases` cuts
-    a dp-sgd run into phases of equal length with noise in these proportions, as in [2.0, 1.5, 1.0]; all of it is billed together.
-    """
-
-    mechanism: str = "dp-sgd"
-    bands: int | None = None
-    noise_phases: tuple[float, ...] | None = None
-    batch_size: float | None = None
-    epochs: float | None = None
-    steps: int | None = None
-    clip_norm: float = 1.0
-    optimizer: str = "sgd"
-    learning_rate: float = 0.5
-    momentum: float = 0.9
-    average: float = 0.9
-    loss: str = "cross_entropy"
+    mechanism: str = setting("dp-sgd", f"Noise and sampling: {', '.join(MECHANISMS)}.")
+    bands: int | None = setting(None, "Bands of band-mf, with cyclic Poisson sampling.", "those with the least error")
+    noise_phases: tuple[float, ...] | None = setting(
+        None,
+        "Noise of the phases of a dp-sgd run, relative to each other, as in [2.0, 1.5, 1.0]; all is billed.",
+        "constant noise",
+    )
+    phase_steps: tuple[int, ...] | None = setting(None, "Steps of each of the noise_phases.", "phases of equal length")
+    batch_size: float | None = setting(None, "Mean size of a batch.", "all units")
+    epochs: float | None = setting(None, "Expected passes over the data; or give steps.")
+    steps: int | None = setting(None, "Noisy steps; or give epochs.", "120")
+    clip: str = setting("flat", f"How the gradient of one unit is bounded: {', '.join(FIELDS_OF_CLIP)}.")
+    clip_norm: float = setting(1.0, "Largest gradient norm of one unit; inf clips nothing and needs noise 0.")
+    clip_gamma: float = setting(0.01, "What keeps tiny gradients tiny (automatic, psac).")
+    clip_quantile: float = setting(0.5, "Share of units whose gradients shall pass unclipped (quantile); found privately.")
+    clip_rate: float = setting(0.2, "How fast the norm follows the quantile.")
+    clip_count_weight: float = setting(0.2, "Length of the count of unclipped units, in clip norms (quantile).")
+    clip_prefixes: tuple[str, ...] | None = setting(
+        None, 'Groups of parameters by prefixes of their names (per-group); "" is the rest.'
+    )
+    clip_norms: tuple[float, ...] | None = setting(None, "The clip norm of each group (per-group).")
+    optimizer: str = setting("sgd", f"What moves the weights: {', '.join(OPTIMIZERS)}.")
+    learning_rate: float = setting(0.5, "Learning rate.")
+    momentum: float = setting(0.9, "Momentum of sgd and ftrl.")
+    average: float = setting(0.9, "Decay of the average of the weights, which is released; 0 for none.")
+    loss: str = setting("cross_entropy", f"Loss of one record: {', '.join(LOSSES)}.")
 
     def __post_init__(self) -> None:
         check.one_of("training.mechanism", self.mechanism, MECHANISMS)
@@ -85,10 +123,10 @@ class TrainingConfig:
             check.integer("training.bands", self.bands)
             if self.mechanism != "band-mf":
                 raise InvalidInput("training.bands", self.bands, "goes with the mechanism band-mf")
-        if self.noise_phases is not None:
-            self._check_phases(self.noise_phases)
+        self._check_phases()
+        self._check_clip()
         check.one_of("training.optimizer", self.optimizer, OPTIMIZERS)
-        check.one_of("training.loss", self.loss, ("cross_entropy", "squared_error"))
+        check.one_of("training.loss", self.loss, LOSSES)
         if self.batch_size is not None:
             check.positive("training.batch_size", self.batch_size)
         if self.epochs is not None:
@@ -97,39 +135,84 @@ class TrainingConfig:
             check.integer("training.steps", self.steps, most=check.STEPS)
         if self.epochs is not None and self.steps is not None:
             raise InvalidInput("training.steps", self.steps, "give epochs or steps, not both")
-        if MOST < check.positive_or_infinite("training.clip_norm", self.clip_norm) < math.inf:
-            raise InvalidInput("training.clip_norm", self.clip_norm, f"must be at most {MOST:g}, or infinite to clip nothing")
         if not LEAST <= check.positive("training.learning_rate", self.learning_rate) <= MOST:
             rule = f"must lie between {LEAST:g} and {MOST:g}: weights are float32"
             raise InvalidInput("training.learning_rate", self.learning_rate, rule)
         check.fraction("training.momentum", self.momentum)
         check.fraction("training.average", self.average)
 
-    def _check_phases(self, phases: tuple[float, ...]) -> None:
-        if self.mechanism != "dp-sgd":
-            raise InvalidInput("training.noise_phases", phases, "goes with the mechanism dp-sgd")
-        if not isinstance(phases, tuple) or not phases:
-            raise InvalidInput("training.noise_phases", phases, "must be a list of numbers, at least one")
-        for value in phases:
-            check.positive("training.noise_phases", value)
+    def clip_rule(self) -> Clip:
+        """The clip rule."""
+        arguments = {theirs: getattr(self, ours) for ours, theirs in FIELDS_OF_CLIP[self.clip].items()}
+        try:
+            rule: Clip = CLIPS[self.clip](**arguments)
+        except InvalidInput as problem:
+            raise InvalidInput(f"training.{problem.field}", problem.value, problem.rule) from None
+        return rule
+
+    def schedule(self, steps: int) -> Schedule | None:
+        """The noise schedule of a run of `steps`; None where the noise is constant."""
+        if self.noise_phases is None:
+            return None
+        if self.phase_steps is None:
+            return equal_phases(steps, self.noise_phases)
+        if sum(self.phase_steps) != steps:
+            raise InvalidInput("training.phase_steps", self.phase_steps, f"must add up to the steps of the run ({steps})")
+        return given_phases(self.phase_steps, self.noise_phases)
+
+    def _check_phases(self) -> None:
+        if self.noise_phases is not None:
+            if self.mechanism != "dp-sgd":
+                raise InvalidInput("training.noise_phases", self.noise_phases, "goes with the mechanism dp-sgd")
+            object.__setattr__(self, "noise_phases", _numbers("training.noise_phases", self.noise_phases, check.positive))
+        if self.phase_steps is not None:
+            if not isinstance(self.phase_steps, tuple | list) or len(self.phase_steps) != len(self.noise_phases or ()):
+                raise InvalidInput(
+                    "training.phase_steps", self.phase_steps, "must be a list with one number for each of noise_phases"
+                )
+            lengths = tuple(check.integer("training.phase_steps", n, most=check.STEPS) for n in self.phase_steps)
+            object.__setattr__(self, "phase_steps", lengths)
+
+    def _check_clip(self) -> None:
+        read = FIELDS_OF_CLIP[check.one_of("training.clip", self.clip, FIELDS_OF_CLIP)]
+        _norm("training.clip_norm", self.clip_norm)
+        check.positive("training.clip_gamma", self.clip_gamma)
+        check.inside_unit("training.clip_quantile", self.clip_quantile)
+        check.positive("training.clip_rate", self.clip_rate)
+        check.positive("training.clip_count_weight", self.clip_count_weight)
+        if self.clip_norms is not None:
+            object.__setattr__(self, "clip_norms", _numbers("training.clip_norms", self.clip_norms, _norm))
+        if self.clip_prefixes is not None:
+            _words("training.clip_prefixes", self.clip_prefixes)
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name.startswith("clip_") and item.name not in read and value != item.default:
+                rule = f"clip {self.clip!r} does not read it (it reads: {', '.join(read)})"
+                raise InvalidInput(f"training.{item.name}", value, rule)
+            if item.name in read and value is None:
+                raise InvalidInput(f"training.{item.name}", None, f"must be given for clip {self.clip!r}")
+        self.clip_rule()
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
     """[runtime]: speed and safety knobs; none changes the guarantee."""
 
-    engine: str = "auto"
-    max_physical_batch: int | str = 4096
-    pad: bool = False
-    graph: bool = False
-    device: str = "cpu"
-    checkpoint_every: float = 30.0
+    engine: str = setting("auto", "How gradients of single units are computed: auto, bookkeeping, batched or loop.")
+    max_physical_batch: int | str = setting(4096, "Largest batch in memory at once: a number, or auto.")
+    pad: bool = setting(False, "Fill batches up to one size.")
+    graph: bool = setting(False, "Capture the step as CUDA graphs.")
+    device: str = setting("cpu", "cpu, cuda, ...")
+    checkpoint_every: float = setting(30.0, "Seconds between checkpoints.")
 
     def __post_init__(self) -> None:
         _flag("runtime.pad", self.pad)
         _flag("runtime.graph", self.graph)
         check.nonnegative("runtime.checkpoint_every", self.checkpoint_every)
-        self.runtime(False)
+        try:
+            self.runtime(False)
+        except InvalidInput as problem:
+            raise InvalidInput(f"runtime.{problem.field}", problem.value, problem.rule) from None
 
     def runtime(self, progress: bool) -> Runtime:
         """As the training loop takes it."""
@@ -138,13 +221,15 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class LedgerConfig:
-    """[ledger]: the ledger of the data set across runs, and its budget (both needed at the first use, the budget optional later)."""
+    """[ledger]: the ledger of the data set across runs, and its budget (set when the ledger is made, the same or none later)."""
 
-    path: str | None = None
-    budget_epsilon: float | None = None
-    budget_delta: float | None = None
+    path: str | None = setting(None, "Ledger of the data set, shared by all runs on it.")
+    budget_epsilon: float | None = setting(None, "Epsilon that all runs together may spend.", "what the ledger was made with")
+    budget_delta: float | None = setting(None, "Delta of that budget.", "the delta of the run that makes the ledger")
 
     def __post_init__(self) -> None:
+        if self.path is not None:
+            text("ledger.path", self.path, "must be a path as text")
         if self.budget_epsilon is not None:
             check.epsilon("ledger.budget_epsilon", self.budget_epsilon)
             if self.path is None:
@@ -168,20 +253,20 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         if self.privacy.test_noise is not None and self.data.test_use != "billed":
-            raise InvalidInput("privacy.test_noise", self.privacy.test_noise, 'goes with data.test = "billed" (--test billed)')
+            raise InvalidInput(
+                "privacy.test_noise", self.privacy.test_noise, 'goes with data.test = "billed" (--set data.test=billed)'
+            )
 
     def to_toml(self, *, publish: bool) -> str:
         """The configuration as TOML. With `publish`, paths are cut to their last part: a run folder holds no absolute path."""
         lines = ["# Paths are shortened to their last part."] if publish else []
-        for section in fields(self):
-            values = getattr(self, section.name)
-            lines.append(f"[{section.name}]")
-            for item in fields(values):
-                value = getattr(values, item.name)
-                if publish and value is not None and (section.name, item.name) in PATHS:
+        for section, values in settings.as_json(self).items():
+            lines.append(f"[{section}]")
+            for name, value in values.items():
+                if publish and value is not None and (section, name) in PATHS:
                     value = Path(value).name
                 if value is not None:
-                    lines.append(f"{item.name} = {_toml(value)}")
+                    lines.append(f"{name} = {settings.toml(value)}")
             lines.append("")
         return "\n".join(lines)
 
@@ -198,17 +283,11 @@ SECTIONS: dict[str, type] = {
 
 def read_toml(path: Path) -> dict[str, dict[str, Any]]:
     """The sections of a TOML file, keys checked, values not yet."""
-    raw = reading.toml("config", path)
-    check.known_keys("", raw, SECTIONS)
-    for name, section in raw.items():
-        if not isinstance(section, dict):
-            raise InvalidInput(name, section, f"must be a section: [{name}]")
-        check.known_keys(name, section, {f.name for f in fields(SECTIONS[name])})
-    return raw
+    return settings.read(SECTIONS, path)
 
 
 def make(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> JobConfig:
-    """A configuration from a file's sections and the command line's flags (``section.key``), which win."""
+    """A configuration from a file's sections and what the command line gives (``section.key``), which wins."""
     merged: dict[str, dict[str, Any]] = {name: dict(raw.get(name, {})) for name in SECTIONS}
     for key, value in flags.items():
         section, _, name = key.partition(".")
@@ -238,12 +317,21 @@ def _flag(name: str, value: object) -> None:
         raise InvalidInput(name, value, "must be true or false")
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return repr(value)
+def _numbers(name: str, value: object, each: Callable[[str, object], float]) -> tuple[float, ...]:
+    if not isinstance(value, tuple | list) or not value:
+        raise InvalidInput(name, value, "must be a list of numbers, at least one, as in [2.0, 1.5, 1.0]")
+    return tuple(each(name, v) for v in value)
+
+
+def _words(name: str, value: object) -> None:
+    if not isinstance(value, tuple | list) or not all(isinstance(word, str) for word in value):
+        raise InvalidInput(name, value, 'must be a list of texts, as in ["features.", ""]')
+
+
+def _norm(name: str, value: object) -> float:
+    norm = check.positive_or_infinite(name, value)
+    if MOST < norm < math.inf:
+        raise InvalidInput(name, value, f"must be at most {MOST:g}, or infinite to clip nothing")
+    if norm < LEAST_NORM:
+        raise InvalidInput(name, value, f"must be at least {LEAST_NORM:g}")
+    return norm

@@ -9,21 +9,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpfy import accounting
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.core import events, reading
+from dpfy.accounting.group import of_group
+from dpfy.core import check, events, reading
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.data import source
 from dpfy.data.config import FIELDS_OF_KIND, DataConfig
 from dpfy.data.records import Records
 from dpfy.data.split import held_out
 from dpfy.models import build, features
-from dpfy.noise.schedule import equal_phases
 from dpfy.plan.auto import Setting, Target, recipe_for
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.report.card import NAME as CARD
 from dpfy.training import evaluation
-from dpfy.training.config import JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
+from dpfy.training.config import MOST_GROUP, JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
 from dpfy.training.mark import CANARIES, HIDDEN, Mark, refuse_planted
@@ -48,6 +50,19 @@ class Outcome:
     seconds: float
     engine: str
 
+    def group(self) -> dict[str, Any] | None:
+        """The guarantee for groups of units, if the configuration asked for one: computed from the run's own ledger."""
+        if not (self.run / "config.toml").is_file():
+            return None
+        asked = read_toml(self.run / "config.toml").get("privacy", {}).get("group_size", 1)
+        size = check.integer("privacy.group_size", asked, most=MOST_GROUP)
+        if size == 1:
+            return None
+        ledger, stated = Ledger.read(self.run / "ledger.jsonl"), self.card["guarantee"]
+        event = of_group(ledger.event(), size)
+        epsilon = accounting.epsilon(event, stated["delta"], adjacency=ledger.adjacency, accountant=stated["accountant"])
+        return {"size": size, "epsilon": epsilon, "delta": stated["delta"]}
+
 
 def plan_of(config: JobConfig) -> Plan:
     """The plan of a job, made without a look at its data."""
@@ -66,28 +81,40 @@ def plan_of(config: JobConfig) -> Plan:
         batch,
         epochs=training.epochs,
         steps=steps,
-        clip_norm=training.clip_norm,
         adjacency=privacy.adjacency,
     )
     epsilon = _asked(privacy)
     target = Target(epsilon, privacy.delta, privacy.accountant, privacy.allow_large_delta)
-    setting = Setting(records, batch, plain.steps, training.clip_norm, privacy.adjacency)
+    setting = Setting(records, batch, plain.steps, adjacency=privacy.adjacency)
     fixed = privacy.noise_multiplier is not None
     recipe = recipe_for(training.mechanism, setting, None if fixed else target, training.bands)
-    if training.noise_phases is not None:
-        recipe = replace(recipe, strategy=equal_phases(recipe.steps, training.noise_phases))
+    strategy = training.schedule(recipe.steps) or recipe.strategy
+    recipe = replace(recipe, strategy=strategy, clip=training.clip_rule(), unit=config.data.unit)
     if privacy.noise_multiplier is not None:
-        return recipe.with_noise(
+        plan = recipe.with_noise(
             privacy.noise_multiplier,
             delta=privacy.delta,
             accountant=privacy.accountant,
             allow_large_delta=privacy.allow_large_delta,
         )
+        _require_group(plan, privacy.group_size)
+        return plan
     noise = evaluation_noise(config)
     beside = events.Nothing() if noise is None else evaluation.event(noise)
     return recipe.calibrate(
-        epsilon, privacy.delta, accountant=privacy.accountant, allow_large_delta=privacy.allow_large_delta, beside=beside
+        epsilon,
+        privacy.delta,
+        accountant=privacy.accountant,
+        allow_large_delta=privacy.allow_large_delta,
+        beside=beside,
+        group=privacy.group_size,
     )
+
+
+def _require_group(plan: Plan, size: int) -> None:
+    """Refuse, before anything is reserved, a group whose guarantee could not be told after the run."""
+    if size > 1:
+        accounting.curve(of_group(plan.event, size), adjacency=plan.recipe.adjacency, accountant=plan.accountant)
 
 
 def public_records(data: DataConfig) -> int | None:
@@ -106,7 +133,7 @@ def evaluation_noise(config: JobConfig, plan: Plan | None = None) -> float | Non
     if privacy.test_noise is not None:
         return privacy.test_noise
     epsilon = plan.epsilon if plan is not None and privacy.noise_multiplier is not None else _asked(privacy)
-    return evaluation.default_noise(epsilon, privacy.delta, Adjacency.parse(privacy.adjacency))
+    return privacy.group_size * evaluation.default_noise(epsilon, privacy.delta, Adjacency.parse(privacy.adjacency))
 
 
 def _asked(privacy: PrivacyConfig) -> float:

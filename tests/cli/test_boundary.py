@@ -267,7 +267,8 @@ def test_no_standard_output_at_all():
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"), [(["--noise-multiplier", "1e12"], "is not supported"), (["--clip-norm", "1e300"], "must be at most 1e+09")]
+    ("flags", "said"),
+    [(["--set", "privacy.noise_multiplier=1e12"], "is not supported"), (["--clip-norm", "1e300"], "must be at most 1e+09")],
 )
 def test_noise_that_no_lattice_holds_is_refused_before_the_first_step(capsys, tmp_path, flags, said):
     small = ["--data", "digits", "--records", 1438, "--model", "linear", "--delta", "1e-4", "--batch-size", 30, "--steps", 2]

@@ -146,8 +146,8 @@ def test_signals_end_with_one_line_and_the_status_of_the_shell(tmp_path, number,
         "100000",
         "--out",
         str(tmp_path / "run"),
-        "--checkpoint-every",
-        "0",
+        "--set",
+        "runtime.checkpoint_every=0",
     ]
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}

@@ -72,7 +72,9 @@ def test_config_file_and_flags(capsys, tmp_path):
         '[data]\nkind = "digits"\n[model]\nname = "mlp"\nhidden = [8]\n[privacy]\nepsilon = 1.0\ndelta = 1e-4\nrecords = 1438\n'
         "[training]\nbatch_size = 100\nepochs = 1\n"
     )
-    status, out, _ = call(capsys, "train", config, "--steps", 3, "--noise-multiplier", 4, "--out", tmp_path / "run", "--json")
+    status, out, _ = call(
+        capsys, "train", config, "--steps", 3, "--set", "privacy.noise_multiplier=4", "--out", tmp_path / "run", "--json"
+    )
     assert status == 0
     assert json.loads(out)["steps"] == 3
     assert json.loads(out)["noise_multiplier"] == 4
@@ -92,15 +94,15 @@ BAD = [
     (["--learning-rate", "1e308"], "training.learning_rate"),
     (["--learning-rate", "1e-320"], "training.learning_rate"),
     (["--batch-size", "1e-320"], "batch_size"),
-    (["--test", "secret"], "data.test"),
-    (["--test-noise", 3], "goes with data.test"),
+    (["--set", "data.test=secret"], "data.test"),
+    (["--set", "privacy.test_noise=3"], "goes with data.test"),
     (["--data", "digit"], "did you mean 'digits'"),
     (["--model", "resnet"], "model.name"),
-    (["--optimizer", "sgdd"], "training.optimizer"),
-    (["--accountant", "moments"], "accountant"),
-    (["--adjacency", "bounded"], "adjacency"),
-    (["--engine", "fast"], "engine"),
-    (["--device", "quantum"], "device"),
+    (["--set", "training.optimizer=sgdd"], "did you mean 'sgd'"),
+    (["--set", "privacy.accountant=moments"], "privacy.accountant"),
+    (["--set", "privacy.adjacency=bounded"], "privacy.adjacency"),
+    (["--set", "runtime.engine=fast"], "runtime.engine"),
+    (["--device", "quantum"], "runtime.device"),
     (["--budget-epsilon", 3], "needs ledger.path"),
     (["--epsilon", "three"], "--epsilon"),
     (["--epsilom", 3], "--epsilom"),

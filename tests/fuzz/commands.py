@@ -20,6 +20,9 @@ REAL = ["0", "-0.0", "1e-320", "5e-324", "2.3e-308", "1e-300", "1e-100", "1e-16"
 WORDS = ["", " ", "a" * 10_000, "\x1b[2J\x1b[31mverified", "a\nb", "\udcff", "../..", "%s%n%x", "{0}", "$(true)", "😀", "-", "--", "None",
          "tight", "poisson", "cpu", "cuda:99", "meta", "auto", "2,1.5,1", "nan,inf", "1," * 5000, "1e-320,1e308", "0", "linear", "mlp",
          "dense", "band-mf", "1x28x28", "1x-1", "x", "0x0", "1x99999999x99999999", "28", "1x8x8", "9" * 30 + "x1"]  # fmt: skip
+TOML = ["[]", "[[]]", "[1, 2]", "[2.0, 1.5]", "[0.5, -1]", "{}", "{a = 1}", "true", "false", "1979-05-27", "07:32:00", '"linear"',
+        "'x", '"""', "[1\n]", "1\n[privacy]\ndelta = 0.5", "1 # x", "[" * 3000, '["", "a."]', "quantile", "per-layer", "per-group", "automatic",
+        "psac", "digits", "csv", "billed", "replace-one", "rdp", "ftrl", "tree", "loop", "batched", "squared_error"]  # fmt: skip
 PATHS = ["run", "other", "audited", "unfinished", "people.jsonl", "job.toml", "phases.toml", "schema.toml", "data.csv", "data.csv.gz",
          "images.idx", "arrays.npz", "text.txt", "card.json", "run/privacy.json", "run/ledger.jsonl", "run/model.safetensors",
          "run/plan.json", "run/report.html", "key.pem", "key.pem.pub",
@@ -47,6 +50,8 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("audit", "run"): {},
     ("audit", "selftest"): {},
     ("sign",): {"--key": "key.pem"},
+    ("ledger", "show"): {"--delta": "1e-6"},
+    ("ledger", "budget"): {},
     ("audit", "train"): {"--data": "digits", "--model": "linear", "--steps": "2", "--canaries": "12", "--out": "new"},
     ("train",): {"--data": "digits", "--records": "1438", "--model": "linear", "--delta": "1e-4", "--batch-size": "30", "--steps": "2",
                  "--out": "new"},
@@ -58,6 +63,8 @@ GIVEN = {
     ("report",): ["run"],
     ("sign",): ["run"],
     ("audit", "run"): ["audited"],
+    ("ledger", "show"): ["people.jsonl"],
+    ("ledger", "budget"): ["people.jsonl"],
 }
 WEIGHT = {
     ("account",): 5,
@@ -108,9 +115,23 @@ def value(rng: random.Random, parameter: Any) -> str:
         return rng.choice(WHOLE) if rng.random() < 0.8 else str(int(10 ** rng.uniform(0, 14)))
     if kind.startswith("float"):
         return rng.choice(REAL) if rng.random() < 0.7 else f"{10 ** rng.uniform(-12, 6):.6g}"
+    if parameter.name == "assignments":
+        return assignment(rng)
     if kind in ("path", "file", "directory") or parameter.name in ("ledger", "data_dir", "run", "folder", "key", "private_key"):
         return rng.choice(PATHS)
     return rng.choice(WORDS) if rng.random() < 0.85 else rng.choice(PATHS)
+
+
+def assignment(rng: random.Random) -> str:
+    """A word for --set: mostly a field that exists, mostly with a value that does not fit."""
+    from dpfy.core.settings import names
+    from dpfy.training.config import SECTIONS
+
+    if rng.random() < 0.1:
+        return rng.choice(WORDS)
+    section = rng.choice(sorted(SECTIONS))
+    key = rng.choice(sorted(names(SECTIONS[section])))
+    return f"{section}.{key}={rng.choice(rng.choice([WHOLE, REAL, WORDS, PATHS, TOML]))}"
 
 
 def flag(rng: random.Random, parameter: Any) -> str:
@@ -159,6 +180,11 @@ def owned(path: tuple[str, ...], arguments: list[str]) -> tuple[tuple[str, ...],
             owns += [_inside(text), _inside(text) + ".pub"]
         if name == "--ledger":
             keeps += [_inside(text), _inside(text) + ".head"]
+        if (name, text.partition("=")[0]) == ("--set", "ledger.path"):
+            ledger = text.partition("=")[2].strip("\"'")
+            keeps += [_inside(ledger), _inside(ledger) + ".head"]
+    if path == ("ledger", "budget") and any(word.startswith("--epsilon") for word in arguments):
+        owns += [_inside(word) + end for word in arguments[len(path) :] for end in ("", ".head")]
     for word in arguments[len(path) :]:
         owns += [f"{_inside(word)}/{name}" for name in WRITTEN.get(path, ())]
         owns += [f"{_inside(word).rpartition('/')[0]}/{name}" for name in WRITTEN.get(path, ()) if word.endswith(".json")]

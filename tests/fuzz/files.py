@@ -39,10 +39,16 @@ TARGETS: dict[str, list[str]] = {
     "table.parquet": [f"train parquet.toml {OWN}"],
     "text.txt": [f"train text.toml {OWN}"],
     "card.json": ["verify card.json", "report card.json", "compare runs card.json other --json", "verify card.json --json"],
-    "people.jsonl": [f"train job.toml {OWN} --ledger people.jsonl --budget-epsilon 9 --delta 1e-4 --json"],
+    "people.jsonl": [
+        "ledger show people.jsonl",
+        "ledger show people.jsonl --delta 1e-6 --json",
+        "ledger show people.jsonl --plot new.svg",
+        "ledger budget people.jsonl --json",
+        f"train job.toml {OWN} --ledger people.jsonl --budget-epsilon 9 --delta 1e-4 --json",
+    ],
     "run/privacy.json": CARD_READERS,
     "run/plan.json": CARD_READERS,
-    "run/ledger.jsonl": CARD_READERS,
+    "run/ledger.jsonl": [*CARD_READERS, "ledger show run/ledger.jsonl", "ledger show run/ledger.jsonl --json"],
     "run/metrics.jsonl": CARD_READERS,
     "run/config.toml": CARD_READERS[:2],
     "run/report.html": CARD_READERS[:1],
@@ -57,6 +63,8 @@ TARGETS: dict[str, list[str]] = {
     "people.jsonl.head": [
         f"train job.toml {OWN} --ledger people.jsonl --budget-epsilon 9 --delta 1e-4",
         "verify people.jsonl --json",
+        "ledger show people.jsonl",
+        "ledger budget people.jsonl --json",
     ],
     "other/signature.json": ["verify other", "verify other --key key.pem.pub --json"],
     "key.pem": ["sign run --key key.pem", "sign run --key key.pem --json"],
@@ -246,7 +254,7 @@ def cases(seed: int) -> Iterator[Case]:
             name = rng.choice(names)
             words = rng.choice(TARGETS[name])
         arguments = words.replace("{run}", "run").split()
-        own = [f"{FOLDER}/{arguments[k + 1]}" for k, word in enumerate(arguments) if word == "--out"]
+        own = [f"{FOLDER}/{arguments[k + 1]}" for k, word in enumerate(arguments) if word in ("--out", "--plot")]
         if arguments[0] == "report":
             place = arguments[1] if "." not in arguments[1] else ""
             own += [f"{FOLDER}/{place}/{form}".replace("//", "/") for form in ("report.html", "report.md")]

@@ -73,7 +73,7 @@ def interrupted() -> None:
 
     torch.optim.SGD.step = step  # type: ignore[method-assign]
     try:
-        main("train", *SMALL, "--steps", "6", "--checkpoint-every", "0", "--epsilon", "3", "--out", "unfinished")
+        main("train", *SMALL, "--steps", "6", "--set", "runtime.checkpoint_every=0", "--epsilon", "3", "--out", "unfinished")
     finally:
         torch.optim.SGD.step = before  # type: ignore[method-assign]
     assert (Path("unfinished") / "checkpoint").is_dir()

@@ -88,7 +88,7 @@ def test_a_run_that_an_earlier_version_began_is_finished_by_this_one(tmp_path: P
     for secret in (run / "checkpoint", *(run / "checkpoint").iterdir()):
         secret.chmod(0o700 if secret.is_dir() else 0o600)
     with pytest.raises(SystemExit) as ended:
-        app.main(["train", "--resume", "--out", str(run), "--json", "--checkpoint-every", "30"])
+        app.main(["train", "--resume", "--out", str(run), "--json", "--set", "runtime.checkpoint_every=30"])
     assert ended.value.code in (0, None)
     assert broken(run) == []
     due, found = load_file(V1 / f"{UNFINISHED}.model.safetensors"), load_file(run / "model.safetensors")

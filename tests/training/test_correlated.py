@@ -104,7 +104,11 @@ FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta",
 
 @pytest.mark.parametrize(
     "flags",
-    [["--mechanism", "auto"], ["--mechanism", "band-mf", "--bands", "2"], ["--mechanism", "tree", "--optimizer", "ftrl"]],
+    [
+        ["--mechanism", "auto"],
+        ["--mechanism", "band-mf", "--set", "training.bands=2"],
+        ["--mechanism", "tree", "--set", "training.optimizer=ftrl"],
+    ],
 )
 def test_the_command_line_trains_and_verifies(flags, tmp_path, capsys):
     def call(*arguments: str) -> tuple[int, str]:
@@ -121,6 +125,6 @@ def test_the_command_line_trains_and_verifies(flags, tmp_path, capsys):
 
 def test_bands_belong_to_band_mf(capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["train", *FAST, "--bands", "3", "--epsilon", "1"])
+        main(["train", *FAST, "--set", "training.bands=3", "--epsilon", "1"])
     assert stop.value.code == 2
     assert "band-mf" in capsys.readouterr().err

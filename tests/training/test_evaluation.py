@@ -127,10 +127,10 @@ def test_the_words_of_the_command_line(table, tmp_path, capsys):
     lines += ["[privacy]\nrecords = 160\ndelta = 1e-3", "[training]\nsteps = 2"]
     (tmp_path / "job.toml").write_text("\n".join(lines))
     for use, said in (
-        (["--test", "withheld"], "withheld"),
+        (["--set", "data.test=withheld"], "withheld"),
         ([], "withheld"),
-        (["--test", "public"], "declared public"),
-        (["--test", "billed", "--test-noise", "3"], "billed in the ledger"),
+        (["--set", "data.test=public"], "declared public"),
+        (["--set", "data.test=billed", "--set", "privacy.test_noise=3"], "billed in the ledger"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(["train", str(tmp_path / "job.toml"), *use, "--out", str(tmp_path / "".join(["run", *use]).replace("-", ""))])

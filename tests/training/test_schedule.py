@@ -232,7 +232,7 @@ def call(*arguments: str) -> int:
 
 def test_phases_from_the_command_line_train_and_verify(tmp_path, capsys):
     out = tmp_path / "run"
-    flags = ["--epsilon", "3", "--noise-phases", "2,1.5,1", "--insecure-seed", "1"]
+    flags = ["--epsilon", "3", "--set", "training.noise_phases=[2, 1.5, 1]", "--insecure-seed", "1"]
     assert call("train", *FAST, *flags, "--out", str(out), "--json") == 0
     assert json.loads(capsys.readouterr().out)["epsilon"] <= 3
     assert call("verify", str(out)) == 0
@@ -259,10 +259,13 @@ def test_phases_from_a_file_are_the_same_plan():
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--noise-phases", "2,x"], "2,x"),
-        (["--noise-phases", "2,0"], "training.noise_phases"),
-        (["--noise-phases", "1,2,3,4,5,6,7,8,9,10"], "at most the steps (9)"),
-        (["--noise-phases", "2,1", "--mechanism", "blt"], "dp-sgd"),
+        (["--set", "training.noise_phases=2,x"], "2,x"),
+        (["--set", "training.noise_phases=[2,0]"], "training.noise_phases"),
+        (["--set", "training.noise_phases=[1,2,3,4,5,6,7,8,9,10]"], "at most the steps (9)"),
+        (["--set", "training.noise_phases=[2,1]", "--mechanism", "blt"], "dp-sgd"),
+        (["--set", "training.noise_phases=[2,1]", "--set", "training.phase_steps=[4,4]"], "add up to the steps of the run (9)"),
+        (["--set", "training.noise_phases=[2,1]", "--set", "training.phase_steps=[9]"], "training.phase_steps"),
+        (["--set", "training.phase_steps=[9]"], "training.phase_steps"),
     ],
 )
 def test_bad_phases_are_refused_in_one_line(flags, told, capsys, tmp_path):

@@ -1,0 +1,88 @@
+"""`dpfy ledger`: what a data set has spent, on what, and what is left. Looking never changes the ledger."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpfy.cli.answer import tell
+from dpfy.cli.target import PICTURE, save, target
+
+app = typer.Typer(
+    name="ledger",
+    help="What a data set has spent, on what, and what is left of its budget.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+File = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger of a data set, or of a run (ledger.jsonl).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command("show")
+def show(
+    ledger: File,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the epsilons (default: the budget's, or that of the reservations).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the picture of what was spent here (SVG).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show every reservation: when, what for, what was released, its own epsilon, the total so far, and the budget.
+
+    A reservation is open (nothing was released yet), begun (billed for good), finished, or given back (not counted). Where no accountant
+    bounds a release, the reason is told in place of its epsilon.
+    """
+    from dpfy.core.ledger import Ledger
+    from dpfy.report import spending, spending_page
+
+    if plot is not None:
+        target("--plot", plot, {".svg": PICTURE[".svg"]})
+    found = spending.of(Ledger.read(ledger), delta)
+    answer, lines = found.to_json(), spending_page.table(found)
+    if plot is not None:
+        save("--plot", plot, spending_page.picture(found))
+        answer, lines = answer | {"plot": str(plot)}, [*lines, f"picture: {plot}"]
+    tell(answer, lines, as_json=as_json)
+
+
+@app.command("budget")
+def budget(
+    ledger: File,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Make a new ledger with this budget; without it, show what is left.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the new budget.")] = None,
+    unit: Annotated[str, typer.Option(help="Whose data the new ledger protects: example, user, ...")] = "example",
+    most_records: Annotated[int, typer.Option(help="Most records of one unit.")] = 1,
+    adjacency: Annotated[str, typer.Option(help="add-or-remove-one, replace-one or zero-out.")] = "add-or-remove-one",
+    as_json: Json = False,
+) -> None:
+    """Show what is left of a budget; with --epsilon, make a ledger that refuses whatever would exceed it.
+
+    All runs that are given the ledger (dpfy train --ledger) then share the budget. A budget is set once, when the ledger is made.
+    """
+    from dpfy.accounting.filters import RenyiFilter
+    from dpfy.core import check
+    from dpfy.core.errors import InvalidInput
+    from dpfy.core.ledger import Ledger
+    from dpfy.core.unit import Adjacency, Unit
+    from dpfy.report import spending, spending_page
+
+    if epsilon is None and delta is not None:
+        raise InvalidInput("--delta", delta, "goes with --epsilon, to make a new ledger")
+    if epsilon is not None:
+        if delta is None:
+            raise InvalidInput("--delta", None, "must be given with --epsilon")
+        wanted = RenyiFilter(check.epsilon("--epsilon", epsilon), check.delta("--delta", delta))
+        if not os.path.lexists(ledger):
+            if not ledger.parent.is_dir():
+                raise InvalidInput("ledger", str(ledger), "must lie in a folder that exists")
+            Ledger.open(ledger, unit=Unit(unit, most_records), adjacency=Adjacency.parse(adjacency), budget=wanted)
+        elif (held := Ledger.read(ledger).terms) != wanted.to_json():
+            raise InvalidInput("--epsilon", epsilon, f"{ledger.name} was made with {held}; a budget is set once")
+    found = spending.allowance(Ledger.read(ledger))
+    tell({"ledger": ledger.name, "budget": found.to_json()}, spending_page.budget(found), as_json=as_json)

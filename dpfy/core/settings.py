@@ -1,0 +1,138 @@
+"""Configurations: sections that are frozen dataclasses, given as TOML and as `section.key=value` words, shown with what each field is.
+
+A configuration is a frozen dataclass whose fields are sections; a section is a frozen dataclass whose fields are made by `setting`. The
+sections check their own values; here only names are checked, so that nothing misspelt is swallowed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, field, fields
+from pathlib import Path
+from typing import Any
+
+from dpfy.core import check, reading
+from dpfy.core.errors import InvalidInput
+
+Sections = Mapping[str, type]
+Raw = dict[str, dict[str, Any]]
+MOST_VALUE = 1 << 16
+"""No value on a command line is longer than this."""
+
+
+def setting(default: Any, words: str, otherwise: str = "") -> Any:
+    """A field of a section: its default, what it is, and what holds where it is not given (default None)."""
+    return field(default=default, metadata={"words": words, "otherwise": otherwise})
+
+
+def read(sections: Sections, path: Path) -> Raw:
+    """The sections of a TOML file, names checked, values not yet."""
+    raw = reading.toml("config", path)
+    check.known_keys("", raw, sections)
+    for name, section in raw.items():
+        if not isinstance(section, dict):
+            raise InvalidInput(name, section, f"must be a section: [{name}]")
+        check.known_keys(name, section, names(sections[name]))
+    return raw
+
+
+def names(section: type) -> dict[str, Field[Any]]:
+    """The fields of a section."""
+    return {f.name: f for f in fields(section)}
+
+
+def assigned(sections: Sections, words: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields (``section.key``) that a command line gives, by flags of its own (None: not given) and by `--set` words.
+
+    Guarantees: an unknown section or key is refused with the nearest known one; so is a field that is given twice.
+    """
+    given = {key: value for key, value in flags.items() if value is not None}
+    for word in words:
+        key, equals, text = word.partition("=")
+        section, dot, name = key.strip().partition(".")
+        if not equals or not dot:
+            owners = [f"{s}.{section}" for s, kind in sections.items() if section in names(kind)] or ["training.optimizer"]
+            raise InvalidInput("--set", word, f"must be section.key=value, as in --set {owners[0]}=...")
+        check.one_of("--set section", section, sections)
+        check.one_of(f"--set {section}", name, names(sections[section]))
+        if f"{section}.{name}" in given:
+            raise InvalidInput("--set", word, f"{section}.{name} is given twice on the command line; give it once")
+        given[f"{section}.{name}"] = value(f"--set {section}.{name}", text, names(sections[section])[name])
+    return given
+
+
+def value(name: str, text: str, into: Field[Any]) -> Any:
+    """The value of a word: TOML, or plain text where it is none, or where the field takes text and no such number.
+
+    A date is text: no field is a date.
+    """
+    if not text.strip() or len(text) > MOST_VALUE:
+        raise InvalidInput(name, text, f"must be a value of 1 to {MOST_VALUE} characters")
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    if set(found) != {"value"} or not _may_be(found["value"], str(into.type)):
+        return text
+    return found["value"]
+
+
+def _may_be(found: Any, kind: str) -> bool:
+    """Whether a TOML value, rather than the text it was read from, is meant for a field of this type."""
+    if isinstance(found, datetime.date | datetime.time):
+        return False
+    whole = "int" in kind and isinstance(found, int) and not isinstance(found, bool)
+    return isinstance(found, str) or "str" not in kind or "tuple" in kind or whole
+
+
+def as_json(config: Any) -> Raw:
+    """Every field of every section; None where nothing is given."""
+    return {
+        s.name: {f.name: getattr(getattr(config, s.name), f.name) for f in fields(getattr(config, s.name))}
+        for s in fields(config)
+    }
+
+
+def commented(config: Any) -> str:
+    """The whole configuration as TOML: each field with what it is and its default; one that is not given as a comment.
+
+    Guarantees: read back, it gives an equal configuration.
+    """
+    lines: list[str] = []
+    for section in fields(config):
+        held = getattr(config, section.name)
+        lines.append(f"[{section.name}]")
+        for item in fields(held):
+            found = getattr(held, item.name)
+            lines.append(f"# {item.metadata['words']} Default: {_default(item)}.")
+            lines.append(f"# {item.name} =" if found is None else f"{item.name} = {toml(found)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _default(item: Field[Any]) -> str:
+    return item.metadata["otherwise"] or ("none" if item.default is None else toml(item.default))
+
+
+def toml(found: Any) -> str:
+    """A value as TOML."""
+    if isinstance(found, bool):
+        return "true" if found else "false"
+    if isinstance(found, str):
+        return json.dumps(found, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(found, tuple | list):
+        return "[" + ", ".join(toml(v) for v in found) + "]"
+    return repr(found)
+
+
+def text(name: str, found: object, rule: str = "must be text") -> str:
+    """A text that a file can hold."""
+    try:
+        if isinstance(found, str) and found and found.encode() and "\0" not in found:
+            return found
+    except UnicodeEncodeError:
+        rule = "must be a name that UTF-8 can hold"
+    raise InvalidInput(name, found, rule)

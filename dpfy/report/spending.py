@@ -1,0 +1,259 @@
+"""What a data set has spent: every reservation of its ledger with its own epsilon, the total so far, and what is left of the budget.
+
+Nothing here changes a ledger. Where no accountant bounds a release, the reason stands in place of the figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from dpfy import accounting
+from dpfy.accounting.filters import RenyiFilter
+from dpfy.core import check, events
+from dpfy.core.codec import number
+from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
+from dpfy.core.ledger import Ledger, Permit
+from dpfy.core.unit import Adjacency
+from dpfy.report.accesses import kind_of
+from dpfy.report.words import absent, event_words
+
+ROUTES = (accounting.DEFAULT, "rdp", "monte-carlo")
+"""Accountants, asked in this order for a release that the ones before have no bound for."""
+MARKS = 40
+"""After at most so many reservations the total so far is computed; always after the last."""
+GIVEN, BUDGET, CLAIMS = "--delta", "the budget", "the reservations"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An epsilon and who computed it; or the reason why there is none."""
+
+    epsilon: float | None
+    accountant: str = ""
+    why: str = ""
+
+    def to_json(self) -> Any:
+        """The number, or the stated absence."""
+        return absent(self.why) if self.epsilon is None else number(self.epsilon)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One reservation. `total` is the epsilon of all reservations up to this one, where it was computed."""
+
+    permit: Permit
+    when: str
+    state: str
+    own: Figure
+    total: Figure | None
+    adaptive: Figure | None
+
+    @property
+    def purpose(self) -> str:
+        """What it was for: as its claim says, or by the first word of its name."""
+        stated = self.permit.claim.get("purpose")
+        return stated if isinstance(stated, str) and stated.isprintable() and 0 < len(stated) <= 80 else kind_of(self.permit.name)
+
+    @property
+    def what(self) -> str:
+        """The release in words."""
+        return event_words(self.permit.event)
+
+    def to_json(self) -> dict[str, Any]:
+        """One row."""
+        return {
+            "when": self.when,
+            "purpose": self.purpose,
+            "name": self.permit.name,
+            "what": self.what,
+            "uses": self.permit.uses,
+            "state": self.state,
+            "epsilon": self.own.to_json(),
+            "accountant": self.own.accountant or absent(self.own.why),
+            "total": absent("given back, or between two reservations with a total")
+            if self.total is None
+            else self.total.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """A budget, and what the filter that keeps it counts as spent."""
+
+    budget: RenyiFilter | None
+    spent: Figure
+
+    @property
+    def left(self) -> float | None:
+        """What later runs may still spend; None without a budget, or where nobody knows."""
+        if self.budget is None or self.spent.epsilon is None:
+            return None
+        return max(0.0, self.budget.epsilon - self.spent.epsilon)
+
+    def to_json(self) -> dict[str, Any]:
+        """Terms, spent and left."""
+        if self.budget is None:
+            return absent(NO_BUDGET)
+        left = self.left
+        return self.budget.to_json() | {
+            "spent": self.spent.to_json(),
+            "left": absent(self.spent.why) if left is None else left,
+        }
+
+
+NO_BUDGET = "the ledger was made without a budget: it records, and refuses nothing"
+
+
+@dataclass(frozen=True)
+class Spending:
+    """All reservations of a ledger at one delta."""
+
+    ledger: Ledger
+    delta: float
+    delta_of: str
+    entries: tuple[Entry, ...]
+    total: Figure
+    purposes: dict[str, Figure]
+    allowance: Allowance
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole answer of `dpfy ledger show --json`."""
+        return {
+            "ledger": self.ledger.path.name,
+            "head": self.ledger.head,
+            "unit": {"name": self.ledger.unit.name, "most_records": self.ledger.unit.most_records},
+            "adjacency": self.ledger.adjacency.value,
+            "delta": self.delta,
+            "delta_of": self.delta_of,
+            "entries": [entry.to_json() for entry in self.entries],
+            "epsilon": self.total.to_json(),
+            "accountant": self.total.accountant or absent(self.total.why),
+            "purposes": {purpose: figure.to_json() for purpose, figure in self.purposes.items()},
+            "budget": self.allowance.to_json(),
+        }
+
+
+def of(ledger: Ledger, delta: float | None = None) -> Spending:
+    """What `ledger` holds, at `delta` (that of its budget, or the least that its reservations state, where it is not given)."""
+    budget = budget_of(ledger)
+    chosen, source = _delta(ledger, budget, delta)
+    void, adjacency = ledger.book.void, ledger.adjacency
+    permits = list(ledger.book.reserved.values())
+    marks = _marks([p for p in permits if p.entry not in void])
+    times = {body["entry"]: body["time"] for body in ledger.bodies if body["type"] == "reserve"}
+    entries: list[Entry] = []
+    so_far: list[events.Event] = []
+    for permit in permits:
+        if permit.entry not in void:
+            so_far.append(_event(permit))
+        at = permit.entry in marks
+        entries.append(
+            Entry(
+                permit,
+                _when(times[permit.entry]),
+                _state(ledger, permit),
+                _epsilon([_event(permit)], adjacency, chosen),
+                _epsilon(so_far, adjacency, chosen) if at else None,
+                _counted(budget, so_far, adjacency) if at and budget is not None else None,
+            )
+        )
+    total = next((e.total for e in reversed(entries) if e.total is not None), Figure(0.0, accounting.DEFAULT))
+    purposes = _purposes([e for e in entries if e.permit.entry not in void], adjacency, chosen)
+    return Spending(ledger, chosen, source, tuple(entries), total, purposes, allowance(ledger))
+
+
+def allowance(ledger: Ledger) -> Allowance:
+    """The budget of `ledger` and how much of it is spent."""
+    budget = budget_of(ledger)
+    spent = Figure(None, why=NO_BUDGET) if budget is None else _counted(budget, ledger.spent(), ledger.adjacency)
+    return Allowance(budget, spent)
+
+
+def budget_of(ledger: Ledger) -> RenyiFilter | None:
+    """The budget with which a ledger was made."""
+    try:
+        return None if ledger.terms is None else accounting.filters.from_json(ledger.terms)
+    except (InvalidInput, KeyError, TypeError) as problem:
+        raise Corrupt(ledger.path.name, f"holds a budget that cannot be read ({problem})") from None
+
+
+def _delta(ledger: Ledger, budget: RenyiFilter | None, given: float | None) -> tuple[float, str]:
+    if given is not None:
+        return check.delta("--delta", given), GIVEN
+    if budget is not None:
+        return budget.delta, BUDGET
+    stated = [d for permit in ledger.permits() if (d := _stated(permit.claim)) is not None]
+    if not stated:
+        raise InvalidInput("--delta", None, f"must be given: neither a budget nor a reservation of {ledger.path.name} states one")
+    return min(stated), CLAIMS
+
+
+def _stated(claim: dict[str, Any]) -> float | None:
+    """The delta that a claim states, by itself or in its plan."""
+    plan = claim.get("plan")
+    for holder in (claim, plan if isinstance(plan, dict) else {}):
+        try:
+            return check.delta("delta", holder.get("delta"))
+        except InvalidInput:
+            continue
+    return None
+
+
+def _event(permit: Permit) -> events.Event:
+    return events.Repeated(permit.event, permit.uses)
+
+
+def _marks(counted: list[Permit]) -> set[str]:
+    """The reservations after which the total is computed: all of them, or as many as there is time for."""
+    last, step = len(counted) - 1, max(1, math.ceil(len(counted) / MARKS))
+    return {counted[k].entry for k in range(last, -1, -step)}
+
+
+def _epsilon(spent: Iterable[events.Event], adjacency: Adjacency, delta: float) -> Figure:
+    """The epsilon of all of `spent` together, by the first accountant that bounds it."""
+    whole, reasons = events.Composed(tuple(spent)), []
+    for name in ROUTES:
+        try:
+            return Figure(accounting.epsilon(whole, delta, adjacency=adjacency, accountant=name), name)
+        except (DpfyError, ArithmeticError) as problem:
+            reasons.append(f"{name}: {problem}")
+    return Figure(None, why="; ".join(reasons))
+
+
+def _counted(budget: RenyiFilter, spent: list[events.Event], adjacency: Adjacency) -> Figure:
+    """What the filter of a budget counts."""
+    try:
+        return Figure(budget.spent_epsilon(spent, adjacency), "renyi filter")
+    except (DpfyError, ArithmeticError) as problem:
+        return Figure(None, why=f"the budget's filter: {problem}")
+
+
+def _purposes(entries: list[Entry], adjacency: Adjacency, delta: float) -> dict[str, Figure]:
+    """The epsilon of all reservations of each purpose."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.purpose, []).append(entry)
+    return {
+        purpose: rows[0].own if len(rows) == 1 else _epsilon([_event(row.permit) for row in rows], adjacency, delta)
+        for purpose, rows in found.items()
+    }
+
+
+def _state(ledger: Ledger, permit: Permit) -> str:
+    book = ledger.book
+    if permit.entry in book.void:
+        return "given back"
+    if book.finish is not None and book.finish["entry"] == permit.entry:
+        return "finished"
+    return "open" if permit.entry in book.returnable - book.begun else "begun"
+
+
+def _when(seconds: int) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        return "unknown"

@@ -1,0 +1,294 @@
+"""`dpfy ledger show|budget`: what was spent, on what, what is left; every kind of entry, every broken file, and nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as tree
+from pathlib import Path
+
+import pytest
+
+from dpfy import accounting
+from dpfy.accounting.filters import RenyiFilter
+from dpfy.cli.app import main
+from dpfy.core import events as ev
+from dpfy.core.ledger import Ledger
+from dpfy.core.unit import Unit
+from dpfy.report import spending, spending_page
+
+DELTA = 1e-5
+GRAM = tuple(tuple(1.0 if i == j else 0.0 for j in range(4)) for i in range(4))
+KINDS: list[tuple[str, ev.Event, int]] = [
+    ("statistics of ages", ev.Laplace(4.0), 2),
+    ("tuning", ev.RepeatAndSelect(ev.Gaussian(20.0), 10, 1.0), 1),
+    ("training a", ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(1.1)), 200), 1),
+    ("vocabulary", ev.EpsilonDelta(0.3, 1e-7), 1),
+    ("labels", ev.Zcdp(0.01), 1),
+    ("evaluation", ev.Gaussian(9.0), 1),
+    ("audit by a response", ev.Composed((ev.DiscreteLaplace(0.2), ev.Nothing())), 1),
+]
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    shown = capsys.readouterr()
+    return stop.value.code, shown.out, shown.err
+
+
+def made(path: Path, kinds=KINDS, budget: RenyiFilter | None = None, **claim: object) -> Ledger:
+    ledger = Ledger.open(path, budget=budget)
+    for name, event, uses in kinds:
+        ledger.reserve(name, event, uses, budget=budget, claim={"plan": {"delta": DELTA}} | claim)
+    return ledger
+
+
+def kept(path: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in path.parent.iterdir() if p.is_file() and p.suffix != ".svg"}
+
+
+def test_a_ledger_with_seven_kinds_of_entries(capsys, tmp_path):
+    ledger = made(tmp_path / "people.jsonl")
+    before = kept(ledger.path)
+    status, out, _ = call(capsys, "ledger", "show", ledger.path, "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert [row["purpose"] for row in found["entries"]] == [
+        "statistics", "tuning", "training", "vocabulary", "other", "evaluation", "audit"
+    ]  # fmt: skip
+    assert [row["uses"] for row in found["entries"]] == [2, 1, 1, 1, 1, 1, 1]
+    assert all(isinstance(row["epsilon"], float) and isinstance(row["total"], float) for row in found["entries"])
+    totals = [row["total"] for row in found["entries"]]
+    assert totals == sorted(totals)
+    assert totals[-1] == found["epsilon"]
+    assert found["entries"][0]["epsilon"] == pytest.approx(0.5, rel=1e-3)
+    assert found["entries"][2]["epsilon"] == accounting.epsilon(KINDS[2][1], DELTA)
+    assert (
+        max(row["epsilon"] for row in found["entries"]) <= found["epsilon"] <= sum(row["epsilon"] for row in found["entries"]) + 1
+    )
+    assert found["delta"] == DELTA
+    status, out, _ = call(capsys, "ledger", "show", ledger.path)
+    assert status == 0
+    for word in (
+        "statistics",
+        "tuning",
+        "training",
+        "begun",
+        "Laplace",
+        "200 times",
+        "best of",
+        "together: epsilon",
+        "no budget",
+    ):
+        assert word in out
+    assert kept(ledger.path) == before, "looking changes nothing"
+
+
+def test_states_and_what_is_given_back_is_not_counted(capsys, tmp_path):
+    ledger = Ledger.open(tmp_path / "people.jsonl")
+    gaussian = ev.Gaussian(2.0)
+    one, two, three = (ledger.reserve(f"training {k}", gaussian, returnable=True) for k in "abc")
+    ledger.begin(one)
+    ledger.void(two, "refused")
+    ledger.reserve("statistics", gaussian)
+    ledger.begin(three)
+    ledger.reserve("later", gaussian, returnable=True)
+    status, out, _ = call(capsys, "ledger", "show", ledger.path, "--delta", 1e-6, "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert [row["state"] for row in found["entries"]] == ["begun", "given back", "begun", "begun", "open"]
+    assert "absent" in found["entries"][1]["total"]
+    assert found["epsilon"] == accounting.epsilon(ev.Repeated(gaussian, 4), 1e-6)
+    assert (found["delta"], found["delta_of"]) == (1e-6, "--delta")
+
+
+def test_the_ledger_of_a_finished_run(capsys, tmp_path):
+    fast = ["--data", "digits", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "3"]
+    shared = tmp_path / "people.jsonl"
+    out = call(capsys, "train", *fast, "--out", tmp_path / "run", "--ledger", shared, "--budget-epsilon", 9, "--json")[1]
+    epsilon = json.loads(out)["epsilon"]
+    status, out, _ = call(capsys, "ledger", "show", tmp_path / "run" / "ledger.jsonl", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["entries"][0]["state"] == "finished"
+    assert found["epsilon"] == epsilon
+    assert (found["delta"], found["delta_of"]) == (1e-4, "the reservations")
+    status, out, _ = call(capsys, "ledger", "show", shared, "--json")
+    found = json.loads(out)
+    assert found["epsilon"] == epsilon
+    assert found["budget"]["epsilon"] == 9
+    assert epsilon <= found["budget"]["spent"] <= 9
+    assert found["budget"]["left"] == pytest.approx(9 - found["budget"]["spent"])
+
+
+def test_the_purpose_of_a_claim_wins_over_the_name(capsys, tmp_path):
+    ledger = made(tmp_path / "people.jsonl", KINDS[:1], kind="count", purpose="counting heads")
+    assert spending.of(Ledger.read(ledger.path)).entries[0].purpose == "counting heads"
+    hostile = made(tmp_path / "other.jsonl", KINDS[:1], purpose="\x1b[2J")
+    assert spending.of(Ledger.read(hostile.path)).entries[0].purpose == "statistics"
+
+
+def test_a_release_that_no_accountant_bounds_says_why(capsys, tmp_path):
+    kinds = [
+        ("training", ev.Repeated(ev.SampledWithoutReplacement(100, 10, ev.Gaussian(1.0)), 5), 1),
+        ("statistics", ev.Laplace(2.0), 1),
+    ]
+    ledger = made(tmp_path / "people.jsonl", kinds)
+    status, out, _ = call(capsys, "ledger", "show", ledger.path, "--plot", tmp_path / "x.svg", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert "not supported" in found["entries"][0]["epsilon"]["absent"]
+    assert isinstance(found["entries"][1]["epsilon"], float)
+    assert "not supported" in found["epsilon"]["absent"]
+    status, out, _ = call(capsys, "ledger", "show", ledger.path)
+    assert status == 0
+    assert "1: no epsilon: tight:" in out
+    assert "together: no epsilon" in out
+
+
+def test_a_release_without_protection_is_infinite(capsys, tmp_path):
+    ledger = made(tmp_path / "people.jsonl", [("training", ev.NotPrivate(), 1)])
+    status, out, _ = call(capsys, "ledger", "show", ledger.path, "--plot", tmp_path / "x.svg", "--json")
+    assert status == 0
+    assert json.loads(out)["epsilon"] == "infinity"
+    assert "infinity" in call(capsys, "ledger", "show", ledger.path)[1]
+
+
+def test_an_empty_ledger_and_no_delta_anywhere(capsys, tmp_path):
+    Ledger.open(tmp_path / "people.jsonl")
+    status, _, err = call(capsys, "ledger", "show", tmp_path / "people.jsonl")
+    assert status == 2
+    assert "--delta" in err
+    status, out, _ = call(
+        capsys, "ledger", "show", tmp_path / "people.jsonl", "--delta", 1e-6, "--json", "--plot", tmp_path / "x.svg"
+    )
+    assert status == 0
+    assert json.loads(out)["epsilon"] == 0
+
+
+def test_the_picture(capsys, tmp_path):
+    budget = RenyiFilter(8.0, DELTA)
+    gaussians = [(f"training {k} <&>", ev.Gaussian(6.0 + k), 1) for k in range(6)]
+    ledger = made(tmp_path / "pe<o>ple.jsonl", gaussians, budget)
+    status, out, _ = call(capsys, "ledger", "show", ledger.path, "--plot", tmp_path / "spent.svg")
+    assert status == 0
+    assert "picture:" in out
+    root = tree.fromstring((tmp_path / "spent.svg").read_text())
+    names = [element.tag.rpartition("}")[2] for element in root.iter()]
+    assert names.count("circle") == 6
+    assert names.count("polyline") == 3, "composed, as the budget counts, and the budget"
+    assert "budget 8" in "".join(root.itertext())
+    status, _, err = call(capsys, "ledger", "show", ledger.path, "--plot", tmp_path / "spent.txt")
+    assert status == 2
+    assert "--plot" in err
+
+
+def test_a_long_ledger_is_summed_at_some_of_its_entries():
+    marks = spending._marks([ev_permit(k) for k in range(1000)])
+    assert len(marks) <= spending.MARKS
+    assert f"{999:016x}" in marks
+
+
+def ev_permit(k: int):
+    from dpfy.core.book import Permit
+
+    return Permit("x", ev.Nothing(), 1, f"{k:016x}")
+
+
+@pytest.mark.parametrize(("share", "full"), [(0.0, 0), (1e-9, 1), (0.5, 20), (1.0, 40), (7.0, 40)])
+def test_the_bar(share, full):
+    assert spending_page.bar(share) == "#" * full + "." * (40 - full)
+
+
+def test_a_budget_is_made_shown_and_kept(capsys, tmp_path):
+    path = tmp_path / "people.jsonl"
+    status, out, _ = call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5, "--json")
+    assert status == 0
+    assert json.loads(out)["budget"] == {"kind": "renyi", "epsilon": 4.0, "delta": 1e-5, "spent": 0.0, "left": 4.0}
+    before = kept(path)
+    status, out, _ = call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5)
+    assert status == 0
+    assert "4.000 left" in out
+    for words in (["--epsilon", 5, "--delta", 1e-5], ["--epsilon", 4, "--delta", 1e-6]):
+        status, _, err = call(capsys, "ledger", "budget", path, *words)
+        assert status == 2
+        assert "a budget is set once" in err
+    assert kept(path) == before
+    Ledger.open(path).reserve("training", ev.Gaussian(3.0), budget=RenyiFilter(4.0, 1e-5))
+    status, out, _ = call(capsys, "ledger", "budget", path, "--json")
+    assert 0 < json.loads(out)["budget"]["left"] < 4
+    assert "error" not in out
+
+
+def test_a_made_budget_binds_training(capsys, tmp_path):
+    path = tmp_path / "people.jsonl"
+    call(capsys, "ledger", "budget", path, "--epsilon", 1, "--delta", 1e-4)
+    fast = ["--data", "digits", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "3"]
+    status, _, err = call(capsys, "train", *fast, "--epsilon", 3, "--out", tmp_path / "run", "--ledger", path)
+    assert status == 2
+    assert "the budget is epsilon 1" in err
+
+
+def test_a_budget_for_users(capsys, tmp_path):
+    path = tmp_path / "people.jsonl"
+    words = ["--unit", "user", "--most-records", 5, "--adjacency", "replace-one"]
+    assert call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5, *words)[0] == 0
+    ledger = Ledger.read(path)
+    assert ledger.unit == Unit("user", 5)
+    assert ledger.adjacency.value == "replace-one"
+    assert "one user of at most 5 records, replace-one" in call(capsys, "ledger", "show", path)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--epsilon", 4], "--delta"),
+        (["--delta", 1e-5], "goes with --epsilon"),
+        (["--epsilon", 0, "--delta", 1e-5], "--epsilon"),
+        (["--epsilon", 4, "--delta", 0], "--delta"),
+        (["--epsilon", 4, "--delta", 1e-5, "--unit", ""], "unit.name"),
+        (["--epsilon", 4, "--delta", 1e-5, "--adjacency", "x"], "adjacency"),
+        ([], "missing"),
+    ],
+)
+def test_bad_budgets_make_nothing(capsys, tmp_path, words, said):
+    status, out, err = call(capsys, "ledger", "budget", tmp_path / "people.jsonl", *words)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ledger_in_no_folder_and_one_without_a_budget(capsys, tmp_path):
+    status, _, err = call(capsys, "ledger", "budget", tmp_path / "no" / "people.jsonl", "--epsilon", 1, "--delta", 1e-5)
+    assert status == 2
+    assert "a folder that exists" in err
+    made(tmp_path / "people.jsonl", KINDS[:1])
+    status, out, _ = call(capsys, "ledger", "budget", tmp_path / "people.jsonl")
+    assert status == 0
+    assert "no budget" in out
+    status, _, err = call(capsys, "ledger", "budget", tmp_path / "people.jsonl", "--epsilon", 1, "--delta", 1e-5)
+    assert status == 2
+    assert "a budget is set once" in err
+
+
+def test_broken_files_are_one_line(capsys, tmp_path):
+    path = made(tmp_path / "people.jsonl").path
+    whole = path.read_bytes()
+    for content in (
+        b"",
+        b"x",
+        whole[:-9],
+        whole.replace(b"laplace", b"laplacf"),
+        b'{"a":' * 5000,
+        whole[: len(whole) // 2] + b"\n",
+    ):
+        path.write_bytes(content)
+        for verb in ("show", "budget"):
+            status, out, err = call(capsys, "ledger", verb, path, "--json")
+            assert status == 2
+            assert list(json.loads(out)) == ["error"]
+            assert err.count("\n") == 1
+            assert path.read_bytes() == content
+    for other in (tmp_path, tmp_path / "none.jsonl", "/dev/null", "\0"):
+        assert call(capsys, "ledger", "show", other)[0] == 2
