@@ -1,7 +1,8 @@
 """How batches are formed, and what may be claimed for it: the guide's Table 3 as data.
 
 A pattern turns noise, rate and steps into an event and the assumptions under which the event describes what was run. Where no
-amplification is proven, none is claimed.
+amplification is proven, none is claimed. `Training` is a question, in a calculator's words, about a run that need not exist; what is run
+is a `Recipe`. Both take the event of sampled steps from `poisson`, so that they cannot give one run two bills.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from dpfy.core.events import Event
 from dpfy.core.unit import Adjacency
 
 PATTERNS = ("poisson", "truncated-poisson", "without-replacement", "with-replacement", "shuffled", "fixed-order")
+
+
+def poisson(noise_multiplier: float, sampling_rate: float, steps: int) -> Event:
+    """Noisy steps, each on a fresh Poisson sample. At rate 1 nothing is sampled."""
+    noise = ev.Gaussian(noise_multiplier)
+    return ev.Repeated(noise if sampling_rate == 1 else ev.PoissonSampled(sampling_rate, noise), steps)
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,13 @@ class Training:
             return Claim(ev.NotPrivate() if self.steps and self.sampling_rate else ev.Nothing(), ("no noise is added",))
         if self.sampling in ("shuffled", "fixed-order"):
             return self._passes()
+        if self.sampling == "poisson":
+            return Claim(poisson(self.noise_multiplier, self.sampling_rate, self.steps), self._assumptions())
         return Claim(ev.Repeated(self._step(), self.steps), self._assumptions())
 
     def _step(self) -> Event:
+        """One step on a batch of a fixed size."""
         noise = ev.Gaussian(self.noise_multiplier)
-        if self.sampling == "poisson":
-            return ev.PoissonSampled(self.sampling_rate, noise)
         if not self.records or not self.batch_size:
             raise InvalidInput("records, batch-size", (self.records, self.batch_size), f"are needed for {self.sampling} sampling")
         if self.sampling == "truncated-poisson":

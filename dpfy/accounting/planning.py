@@ -8,27 +8,22 @@ from dataclasses import dataclass
 
 from dpfy.accounting import calibrate, table
 from dpfy.accounting.leaves import MOST_COUNT
+from dpfy.accounting.patterns import poisson
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.events import Event, Gaussian, PoissonSampled, Repeated
 from dpfy.core.unit import Adjacency
 
 ADD = Adjacency.ADD_OR_REMOVE_ONE
 
 
-def training(noise_multiplier: float, sampling_rate: float, steps: int) -> Event:
-    """Poisson-sampled noisy training."""
-    return Repeated(PoissonSampled(sampling_rate, Gaussian(noise_multiplier)), steps)
-
-
 def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: float, *, accountant: str = table.DEFAULT) -> float:
     """Epsilon given noise, rate and steps."""
-    return table.accountant(accountant).curve(training(noise_multiplier, sampling_rate, steps), ADD).epsilon(delta)
+    return table.accountant(accountant).curve(poisson(noise_multiplier, sampling_rate, steps), ADD).epsilon(delta)
 
 
 def noise(target: float, sampling_rate: float, steps: int, delta: float, *, accountant: str = table.DEFAULT) -> float:
     """The least noise multiplier given epsilon, rate and steps."""
-    return calibrate.noise(lambda sigma: training(sigma, sampling_rate, steps), target, delta, accountant=accountant)
+    return calibrate.noise(lambda sigma: poisson(sigma, sampling_rate, steps), target, delta, accountant=accountant)
 
 
 def steps(target: float, noise_multiplier: float, sampling_rate: float, delta: float, *, accountant: str = table.DEFAULT) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from dpfy.accounting import patterns
 from dpfy.core import events, participation
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise import strategy
@@ -32,9 +33,7 @@ class Pair:
 def _poisson(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
     assert isinstance(pattern, participation.Poisson)
     noise.sensitivity(pattern, steps)  # more than one band has no proof: it raises
-    one = events.Gaussian(multiplier)
-    step = one if pattern.rate == 1 else events.PoissonSampled(pattern.rate, one)
-    return events.Repeated(step, steps)
+    return patterns.poisson(multiplier, pattern.rate, steps)
 
 
 def _scheduled(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
@@ -56,9 +55,7 @@ def _gaussian(multiplier: float, pattern: participation.Participation, noise: st
 
 def _cyclic(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
     assert isinstance(pattern, participation.CyclicPoisson)
-    one = events.Gaussian(multiplier)
-    rounds = -(-steps // pattern.cycle)
-    return events.Repeated(one if pattern.rate == 1 else events.PoissonSampled(pattern.rate, one), rounds)
+    return patterns.poisson(multiplier, pattern.rate, -(-steps // pattern.cycle))
 
 
 def _bins(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:

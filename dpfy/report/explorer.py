@@ -10,6 +10,7 @@ from typing import Any
 
 from dpfy import accounting
 from dpfy.accounting import calibrate, group, planning
+from dpfy.accounting.patterns import poisson
 from dpfy.core import check, events
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.tradeoff import Tradeoff
@@ -85,7 +86,7 @@ class Wish:
 
     def event(self, noise: float) -> events.Event:
         """What the run would release, as seen by one unit."""
-        return group.of_group(planning.training(noise, self.rate, self.steps), self.owns)
+        return group.of_group(poisson(noise, self.rate, self.steps), self.owns)
 
 
 START = Wish(60_000, 4096.0, 40.0, 3.0, 1e-5)

@@ -9,9 +9,14 @@ from dataclasses import replace
 import pytest
 
 import dpfy
+from dpfy import accounting
+from dpfy.accounting.patterns import Training
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput
-from dpfy.plan.recipe import default_delta
+from dpfy.gradients.clip import FlatClip
+from dpfy.noise.banded import Banded
+from dpfy.plan.recipe import Recipe, default_delta
+from dpfy.sampling.slots import FixedOrderSampler
 
 
 def recipe(**changes):
@@ -23,6 +28,17 @@ def test_event_is_what_will_run():
     assert plan.event == events.Repeated(events.PoissonSampled(0.1, events.Gaussian(1.5)), 50)
     assert plan.stddev == 0.75
     assert recipe(batch_size=1000).with_noise(2.0).event == events.Repeated(events.Gaussian(2.0), 50)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.7, 2.0])
+def test_calculator_and_recipe_give_one_run_one_bill(noise):
+    """`Training` is what the calculator is asked about, `Recipe` what is run."""
+    for rate in (1.0, 0.25):
+        assert Training(noise, rate, 12).claim().event == dpfy.dpsgd(100, 100 * rate, steps=12).event(noise)
+    if noise:
+        ordered = Recipe(100, FixedOrderSampler(4, 3), 12, FlatClip(1.0), Banded((1.0,)))  # its sensitivity is sqrt(3)
+        asked = accounting.epsilon(Training(noise, 0.25, 12, "fixed-order").claim().event, 1e-5)
+        assert asked == pytest.approx(accounting.epsilon(ordered.event(noise / 3**0.5), 1e-5), rel=1e-6)
 
 
 def test_epochs_are_expected_passes():
