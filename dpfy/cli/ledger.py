@@ -56,6 +56,7 @@ def budget(
         float | None, typer.Option(help="Make a new ledger with this budget; without it, show what is left.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the new budget.")] = None,
+    approximation: Annotated[float, typer.Option(help="Part of delta set aside for (epsilon, delta) black boxes.")] = 0.0,
     unit: Annotated[str, typer.Option(help="Whose data the new ledger protects: example, user, ...")] = "example",
     most_records: Annotated[int, typer.Option(help="Most records of one unit.")] = 1,
     adjacency: Annotated[str, typer.Option(help="add-or-remove-one, replace-one or zero-out.")] = "add-or-remove-one",
@@ -77,7 +78,7 @@ def budget(
     if epsilon is not None:
         if delta is None:
             raise InvalidInput("--delta", None, "must be given with --epsilon")
-        wanted = RenyiFilter(check.epsilon("--epsilon", epsilon), check.delta("--delta", delta))
+        wanted = RenyiFilter(check.epsilon("--epsilon", epsilon), check.delta("--delta", delta), approximation)
         if not os.path.lexists(ledger):
             if not ledger.parent.is_dir():
                 raise InvalidInput("ledger", str(ledger), "must lie in a folder that exists")

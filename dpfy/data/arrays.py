@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
 from dpfy.data.files import DataFile, unpacked
+from dpfy.data.users import owner_words
 
 WHOLE = ("x", "y")
 PARTS = ("x_train", "y_train", "x_test", "y_test")
@@ -40,7 +42,10 @@ def read(file: DataFile) -> dict[str, np.ndarray]:
 
 
 def from_config(config: DataConfig) -> DataSource:
-    """Arrays `x` and `y` (split by fraction or with a test file), or `x_train`, `y_train`, `x_test`, `y_test` in one file."""
+    """Arrays `x` and `y` (split by fraction or with a test file), or `x_train`, `y_train`, `x_test`, `y_test` in one file.
+
+    With `config.user` the array of that name (`user_train` beside `x_train`) says whose each record is.
+    """
     assert config.path is not None
     assert config.classes is not None
     file = DataFile.given(config.path)
@@ -49,14 +54,25 @@ def from_config(config: DataConfig) -> DataSource:
     if set(PARTS) <= set(arrays):
         if config.test_path is not None:
             raise InvalidInput("data.test_path", config.test_path, f"{config.path} already holds x_test and y_test")
-        train = _encode(arrays["x_train"], arrays["y_train"], config, file.name)
+        train = _owned(_encode(arrays["x_train"], arrays["y_train"], config, file.name), arrays, config, "_train")
         return assemble(train, _encode(arrays["x_test"], arrays["y_test"], config, file.name), config, config.classes, what)
-    train = _encode(*_pair(arrays, file), config, file.name)
+    train = _owned(_encode(*_pair(arrays, file), config, file.name), arrays, config)
     test = None
     if config.test_path is not None:
         held_out = DataFile.given(config.test_path)
         test = _encode(*_pair(read(held_out), held_out), config, held_out.name)
     return assemble(train, test, config, config.classes, what)
+
+
+def _owned(train: Encoded, arrays: dict[str, np.ndarray], config: DataConfig, end: str = "") -> Encoded:
+    """The records with whose they are, where the configuration names an array of owners."""
+    if config.user is None:
+        return train
+    owners = arrays.get(f"{config.user}{end}")
+    if owners is None or owners.dtype.kind not in "iuU" or owners.shape != (len(train.records),):
+        rule = f"must be an array {config.user}{end} of whole numbers or words, one for each of the {len(train.records)} records"
+        raise InvalidInput("data.user", config.user, rule)
+    return replace(train, owners=owner_words(f"array {config.user}{end}", owners))
 
 
 def _pair(arrays: dict[str, np.ndarray], file: DataFile) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.data.config import DataConfig
 from dpfy.data.records import Records, require_finite, require_labels
 from dpfy.data.split import split_fraction
+from dpfy.data.users import by_owner
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,11 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One file as tensors, with the count of values that had to be clamped."""
+    """One file as tensors, with the count of values that had to be clamped and, where it was asked for, whose each record is."""
 
     records: Records
     clamped: int = 0
+    owners: np.ndarray | None = field(default=None, repr=False)
 
 
 def labelled(features: Tensor, labels: Tensor, classes: int, name: str) -> Records:
@@ -48,15 +51,23 @@ def labelled(features: Tensor, labels: Tensor, classes: int, name: str) -> Recor
     return records
 
 
+def _users(train: Encoded, config: DataConfig, split: bool) -> tuple[Records, Records | None]:
+    """The records, by user where the configuration says so; and those of users that are held out, if any are to be."""
+    if config.most_records is None or train.owners is None:
+        return train.records, None
+    return by_owner(train.records, train.owners, config.most_records, config.test_fraction if split else None)
+
+
 def assemble(train: Encoded, test: Encoded | None, config: DataConfig, classes: int, what: str) -> DataSource:
-    """A DataSource from one file (split by the public permutation) or from two."""
+    """A DataSource from one file (split by the public permutation) or from two. With owners, users are trained on and held out whole."""
+    train_records, apart = _users(train, config, test is None)
     if test is None:
-        train_records, test_records = split_fraction(train.records, config.test_fraction)
+        train_records, test_records = (train_records, apart) if apart else split_fraction(train_records, config.test_fraction)
         parts = f"{len(test_records)} held out by a fixed public permutation"
     else:
-        train_records, test_records = train.records, test.records
+        test_records = test.records
         parts = f"{len(test_records)} held out in a separate file"
-    shape = tuple(train_records.tensors[0].shape[1:])
+    shape = tuple(train.records.tensors[0].shape[1:])
     if tuple(test_records.tensors[0].shape[1:]) != shape:
         seen = tuple(test_records.tensors[0].shape[1:])
         raise InvalidInput("held-out records", f"shape {seen}", f"must have the shape of the training records, {shape}")

@@ -6,6 +6,8 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
 from dpfy.data.files import DataFile, DataFolder
 from dpfy.data.schema import OTHER, Category, Label, Number, Schema
+from dpfy.data.users import owner_words
 
 Cells = Sequence[object]
 MOST_CELLS = 2**27
@@ -27,12 +30,22 @@ def from_config(config: DataConfig) -> DataSource:
     assert config.schema is not None
     schema = schemas.load(config.schema)
 
-    def part(path: str) -> Encoded:
+    def part(path: str, owned: bool) -> Encoded:
         file = DataFile.given(path)
-        return encode(read_csv(file) if config.kind == "csv" else read_parquet(file), schema, file.name)
+        columns: dict[str, Any] = dict(read_csv(file) if config.kind == "csv" else read_parquet(file))
+        owners = _owners(columns, schema, config.user, file.name) if owned else None
+        if config.user not in schema.names:
+            columns.pop(str(config.user), None)
+        return replace(encode(columns, schema, file.name), owners=owners)
 
-    test = None if config.test_path is None else part(config.test_path)
-    return assemble(part(config.path), test, config, len(schema.label.classes), f"a table of {len(schema.features)} columns")
+    test = None if config.test_path is None else part(config.test_path, False)
+    return assemble(
+        part(config.path, config.user is not None),
+        test,
+        config,
+        len(schema.label.classes),
+        f"a table of {len(schema.features)} columns",
+    )
 
 
 def adult(config: DataConfig) -> DataSource:
@@ -105,6 +118,15 @@ def encode(columns: dict[str, list[str]] | dict[str, list[object]], schema: Sche
     labels = _labels(columns[schema.label.name], schema.label, name)
     features = torch.from_numpy(np.concatenate(blocks, axis=1))
     return Encoded(labelled(features, torch.from_numpy(labels), len(schema.label.classes), name), clamped)
+
+
+def _owners(columns: dict[str, Any], schema: Schema, user: str | None, name: str) -> np.ndarray:
+    """Whose each record is, by the column `user`, which is no feature."""
+    if user not in columns:
+        raise InvalidInput("data.user", user, f"must be a column of {name}")
+    if user in schema.names - schema.ignored:
+        raise InvalidInput("data.user", user, "is a feature or the label in the schema; leave it out there, or set ignore = true")
+    return owner_words(f"{name}: column {user}", columns[user])
 
 
 def _check_header(header: Sequence[str], file: DataFile) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,10 +36,45 @@ class UserRecords(Records):
         """The fields with one record in each row, user by user."""
         return tuple(tensor.flatten(0, 1) for tensor in self.tensors)
 
+    def alone(self) -> Records:
+        """The records one by one, without those that only fill a place."""
+        *fields, real = self.tensors
+        return Records(tuple(field[real] for field in fields))
+
     @property
     def unit(self) -> Unit:
         """The unit of privacy that a recipe for these records must name."""
         return Unit("user", self.rows_each)
+
+
+def owner_words(name: str, owners: Sequence[object] | np.ndarray) -> np.ndarray:
+    """Whose each record is, as words; a record without an owner is refused."""
+    words = np.array([str(owner).strip() if owner is not None else "" for owner in owners])
+    if (empty := np.flatnonzero(words == "")).size:
+        raise InvalidInput(f"{name}, record {int(empty[0]) + 1}", "no value", "every record must have an owner")
+    return words
+
+
+def by_owner(records: Records, owners: np.ndarray, most: int, fraction: float | None) -> tuple[UserRecords, Records | None]:
+    """(users to train on, records of users held out): a share of about `fraction` of the users, by a hash of each one's own name.
+
+    Guarantees: whether a user is held out, and which records are kept, depends on that user alone.
+    """
+    names, which = np.unique(owners, return_inverse=True)
+    users = by_user(records, which.astype(np.int64), most)
+    if fraction is None:
+        return users, None
+    apart = torch.tensor([_place(str(name)) < fraction for name in names])
+    if bool(apart.all()) or not bool(apart.any()):
+        raise InvalidInput("data.test_fraction", fraction, "must leave users on both sides; give a test file instead")
+    kept, held = (replace(users, tensors=users.take(part.nonzero().flatten())) for part in (~apart, apart))
+    return kept, held.alone()
+
+
+def _place(name: str) -> float:
+    """A number in [0, 1) that belongs to a name for ever."""
+    digest = hashlib.blake2b(f"dpfy split {name}".encode("utf-8", "surrogatepass"), digest_size=7).digest()
+    return int.from_bytes(digest, "big") / 2**56
 
 
 def by_user(records: object, users: Tensor | np.ndarray, most: int) -> UserRecords:

@@ -46,7 +46,8 @@ def budget(allowance: Allowance) -> list[str]:
             f"budget: epsilon {held.epsilon:g} at delta {held.delta:g}; what is spent of it is unknown: {allowance.spent.why}"
         ]
     words = f"{up(spent)} of epsilon {held.epsilon:g} spent at delta {held.delta:g}, {down(left)} left"
-    why = "(counted so that later runs may be chosen by the results of earlier ones)"
+    aside = f"; {held.approximation:g} of delta is set aside for black boxes" if held.approximation else ""
+    why = f"(counted so that later runs may be chosen by the results of earlier ones{aside})"
     return [f"budget: [{bar(spent / held.epsilon)}] {words}", f"        {why}"]
 
 

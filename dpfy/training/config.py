@@ -226,6 +226,7 @@ class LedgerConfig:
     path: str | None = setting(None, "Ledger of the data set, shared by all runs on it.")
     budget_epsilon: float | None = setting(None, "Epsilon that all runs together may spend.", "what the ledger was made with")
     budget_delta: float | None = setting(None, "Delta of that budget.", "the delta of the run that makes the ledger")
+    budget_approximation: float = setting(0.0, "Part of that delta set aside for releases known by (epsilon, delta) alone.")
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -238,6 +239,8 @@ class LedgerConfig:
             check.delta("ledger.budget_delta", self.budget_delta)
             if self.budget_epsilon is None:
                 raise InvalidInput("ledger.budget_delta", self.budget_delta, "goes with ledger.budget_epsilon")
+        if check.fraction("ledger.budget_approximation", self.budget_approximation) and self.budget_epsilon is None:
+            raise InvalidInput("ledger.budget_approximation", self.budget_approximation, "goes with ledger.budget_epsilon")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
 from dpfy.data.records import Records, as_records
+from dpfy.data.users import UserRecords
+from dpfy.gradients.per_user import per_user
 from dpfy.plan.recipe import Plan
 from dpfy.report import verify
 from dpfy.report.words import is_absent
@@ -81,7 +83,9 @@ def fit(
 ) -> Result:
     """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model holds the released weights.
 
-    `train` and `test` hold (features, targets). `loss` is "cross_entropy", "squared_error" or a function to one loss per example.
+    `train` and `test` hold (features, targets). Records by user (:func:`dpfy.by_user`, with its unit in the plan) are sampled, clipped
+    and protected user by user; the loss of a user is the sum over its records. `loss` is "cross_entropy", "squared_error" or a function to
+    one loss per example.
 
     `test_is` declares what `test` is. "public": what is measured on it is published, exactly. "billed": its records are private; counts
     of right and wrong answers are released with Gaussian noise of `test_noise` times what one record adds (by default about a tenth of
@@ -93,11 +97,13 @@ def fit(
 
     Guarantees: those of :class:`PrivateTraining`.
     """
-    if isinstance(train, Records) and train.rows_each > 1:
-        raise Unsupported("units of several records in one call", "use dpfy.PrivateTraining and dpfy.per_user in your own loop")
     chosen = LOSSES[check.one_of("loss", loss, LOSSES)] if isinstance(loss, str) else loss
     use = evaluation.check_use(test, test_is, test_noise)
     held_out = None if test is None else as_records(test)
+    if isinstance(held_out, UserRecords):
+        raise InvalidInput("test", "records by user", "must be records one by one (UserRecords.alone gives them)")
+    if use == BILLED and plan.recipe.unit.most_records > 1:
+        raise Unsupported("a billed evaluation where a unit owns several records", 'use test_is="public" or "withheld"')
     started = time.monotonic()
     if use == BILLED:
         run = _billed(run, plan, test_noise)
@@ -109,9 +115,12 @@ def fit(
             evaluation.require_classes(training, held_out)
         model.train()
         noted = metrics.last_step(training.folder.path)
-        step = training.captured(lambda features, targets: chosen(model(features), targets))
-        for features, targets in _noting(training, noted, chosen, held_out if use == PUBLIC else None):
-            step(features, targets)
+        if isinstance(training.records, UserRecords):
+            step = training.captured(_losses_by_user(model, chosen))
+        else:
+            step = training.captured(lambda features, targets: chosen(model(features), targets))
+        for batch in _noting(training, noted, chosen, held_out if use == PUBLIC else None):
+            step(*batch)
         found = _evaluated(training, chosen, held_out, use)
         utility = found.utility or evaluation.measure(training, chosen, held_out)
         guarantee = training.guarantee()
@@ -123,6 +132,15 @@ def fit(
     epsilon = guarantee.epsilon(plan.delta)
     seconds = time.monotonic() - started
     return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
+
+
+def _losses_by_user(model: nn.Module, loss: Loss) -> Callable[..., Tensor]:
+    """One loss a user from a batch of users: the sum over the user's own records."""
+
+    def losses(features: Tensor, targets: Tensor, real: Tensor) -> Tensor:
+        return per_user(loss(model(features.flatten(0, 1)), targets.flatten(0, 1)), real)
+
+    return losses
 
 
 def _billed(run: str | Path | Run | RunFolder | None, plan: Plan, noise: float | None) -> Run | RunFolder:

@@ -178,6 +178,8 @@ def load(config: JobConfig, expected: int) -> source.DataSource:
     if data.classes is None:
         raise InvalidInput("data.kind", config.data.kind, "has no classes; this job trains classifiers")
     found, apart = len(data.train), len(data.test)
+    if abs(found - expected) > max(1, expected // 100) and config.data.user is not None:
+        raise InvalidInput("privacy.records", expected, f"there are {found} users to train on; give --records {found}")
     if abs(found - expected) > max(1, expected // 100):
         split = config.data.test_path is None and "test_fraction" in FIELDS_OF_KIND[config.data.kind]
         held = (
@@ -241,7 +243,8 @@ def budget_of(ledger: LedgerConfig, plan: Plan) -> RenyiFilter | None:
     """The budget a configuration sets for its data set; delta is the plan's unless given."""
     if ledger.budget_epsilon is None:
         return None
-    return RenyiFilter(ledger.budget_epsilon, plan.delta if ledger.budget_delta is None else ledger.budget_delta)
+    delta = plan.delta if ledger.budget_delta is None else ledger.budget_delta
+    return RenyiFilter(ledger.budget_epsilon, delta, float(ledger.budget_approximation))
 
 
 def _run(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | None) -> Run:
@@ -259,7 +262,11 @@ def _run(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | Non
 
 
 def _extracted(records: Records, extract: Any) -> Records:
-    return records if extract is None else Records((extract(records.tensors[0]), *records.tensors[1:]))
+    if extract is None:
+        return records
+    held = records.tensors[0]
+    made = extract(records.flat[0])
+    return replace(records, tensors=(made.unflatten(0, held.shape[:2]) if records.rows_each > 1 else made, *records.tensors[1:]))
 
 
 def _card(out: Path) -> dict[str, Any]:

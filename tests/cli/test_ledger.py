@@ -220,6 +220,17 @@ def test_a_budget_is_made_shown_and_kept(capsys, tmp_path):
     assert "error" not in out
 
 
+def test_a_budget_that_takes_black_boxes(capsys, tmp_path):
+    path = tmp_path / "people.jsonl"
+    assert call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5, "--approximation", 1e-6)[0] == 0
+    budget = RenyiFilter(4.0, 1e-5, 1e-6)
+    Ledger.open(path).reserve("labels", ev.EpsilonDelta(0.5, 1e-7), budget=budget)
+    status, out, _ = call(capsys, "ledger", "show", path)
+    assert status == 0
+    assert "1e-06 of delta is set aside" in out
+    assert 0 < json.loads(call(capsys, "ledger", "budget", path, "--json")[1])["budget"]["left"] < 4
+
+
 def test_a_made_budget_binds_training(capsys, tmp_path):
     path = tmp_path / "people.jsonl"
     call(capsys, "ledger", "budget", path, "--epsilon", 1, "--delta", 1e-4)
@@ -247,6 +258,7 @@ def test_a_budget_for_users(capsys, tmp_path):
         (["--epsilon", 0, "--delta", 1e-5], "--epsilon"),
         (["--epsilon", 4, "--delta", 0], "--delta"),
         (["--epsilon", 4, "--delta", 1e-5, "--unit", ""], "unit.name"),
+        (["--epsilon", 4, "--delta", 1e-5, "--approximation", 1e-5], "approximation"),
         (["--epsilon", 4, "--delta", 1e-5, "--adjacency", "x"], "adjacency"),
         ([], "missing"),
     ],

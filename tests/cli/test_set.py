@@ -86,6 +86,7 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "ledger.path": (BUDGET, "all.jsonl"),
     "ledger.budget_epsilon": (BUDGET, 8),
     "ledger.budget_delta": (BUDGET, 1e-6),
+    "ledger.budget_approximation": ([*BUDGET, "ledger.budget_approximation=1e-7"], 1e-7),
 }
 """Of every field: words that set it, and the value that must arrive."""
 FIELDS = [f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)]
@@ -170,6 +171,8 @@ BAD = [
     (["data.most_records=3"], "data.user"),
     ([*CSV, "data.user=person", "data.most_records=3", "data.test=billed"], "public or withheld"),
     (["data.kind=digits", "data.user=p", "data.most_records=3"], "does not read it"),
+    (["ledger.budget_approximation=1e-7"], "goes with ledger.budget_epsilon"),
+    ([*BUDGET, "ledger.budget_approximation=1e-5"], "must be less than delta"),
     (["privacy.group_size=0"], "privacy.group_size"),
     (["privacy.group_size=3", "training.batch_size=100", "privacy.adjacency=replace-one"], "is not supported; use --adjacency"),
     (

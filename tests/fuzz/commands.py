@@ -22,7 +22,7 @@ WORDS = ["", " ", "a" * 10_000, "\x1b[2J\x1b[31mverified", "a\nb", "\udcff", "..
          "dense", "band-mf", "1x28x28", "1x-1", "x", "0x0", "1x99999999x99999999", "28", "1x8x8", "9" * 30 + "x1"]  # fmt: skip
 TOML = ["[]", "[[]]", "[1, 2]", "[2.0, 1.5]", "[0.5, -1]", "{}", "{a = 1}", "true", "false", "1979-05-27", "07:32:00", '"linear"',
         "'x", '"""', "[1\n]", "1\n[privacy]\ndelta = 0.5", "1 # x", "[" * 3000, '["", "a."]', "quantile", "per-layer", "per-group",
-        "automatic", "psac", "digits", "csv", "billed", "replace-one", "rdp", "ftrl", "tree", "loop", "batched", "squared_error"]  # fmt: skip
+        "automatic", "psac", "digits", "csv", "billed", "replace-one", "rdp", "ftrl", "tree", "loop", "batched"]  # fmt: skip
 PATHS = ["run", "other", "audited", "unfinished", "people.jsonl", "job.toml", "phases.toml", "schema.toml", "data.csv", "data.csv.gz",
          "images.idx", "arrays.npz", "text.txt", "card.json", "run/privacy.json", "run/ledger.jsonl", "run/model.safetensors",
          "run/plan.json", "run/report.html", "key.pem", "key.pem.pub",

@@ -234,8 +234,29 @@ def test_training_by_user_is_the_noisy_clipped_step(tmp_path: object, physical: 
         torch.testing.assert_close(before[name] - p.detach(), expected[name] / 4, rtol=1e-9, atol=1e-12)
 
 
-def test_one_call_says_where_users_are_trained() -> None:
-    model, _, grouped = data()
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_one_call_trains_users(tmp_path: object, name: str) -> None:
+    """One full-batch step of `fit` without noise equals the sum by hand: a user's loss is the sum over its records."""
+    model, index, _ = data()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    expected = by_hand(copy.deepcopy(model), index, 4, FlatClip(0.3))
+    grouped = by_user((index, index.roll(-1, 1)), OWNERS, most=4)
+    plan = dpfy.dpsgd(len(grouped), len(grouped), steps=1, clip_norm=0.3, unit=grouped.unit).with_noise(0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    result = dpfy.fit(model, grouped, plan=plan, optimizer=optimizer, run=f"{tmp_path}/run", runtime=dpfy.Runtime(engine=name))
+    assert result.guarantee.unit == dpfy.Unit("user", 4)
+    for key, p in model.named_parameters():
+        torch.testing.assert_close(before[key] - p.detach(), expected[key] / 4, rtol=1e-9, atol=1e-12)
+
+
+def test_one_call_bills_no_evaluation_of_users(tmp_path: object) -> None:
+    """The bill of an evaluation is that of one record; a user may own four."""
+    model, index, _ = data()
+    pair = (index, index.roll(-1, 1))
+    grouped = by_user(pair, OWNERS, most=4)
     plan = dpfy.dpsgd(len(grouped), 2, steps=1, unit=grouped.unit).with_noise(1.0)
-    with pytest.raises(Unsupported, match="per_user"):
-        dpfy.fit(model, grouped, plan=plan, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for test, use, words in ((pair, "billed", "several records"), (grouped, "public", "one by one")):
+        with pytest.raises((Unsupported, InvalidInput), match=words):
+            dpfy.fit(model, grouped, plan=plan, optimizer=optimizer, run=f"{tmp_path}/run", test=test, test_is=use)
+    assert [len(field) for field in grouped.alone().tensors] == [11, 11], "of the user with five records four are kept"

@@ -1,0 +1,162 @@
+"""Users as the unit of privacy from a configuration: a column that says whose each record is."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dpfy.cli.app import main
+from dpfy.core.unit import Unit
+from dpfy.data import source
+from dpfy.data.config import DataConfig
+from dpfy.data.users import UserRecords
+
+SCHEMA = '[columns.a]\nkind = "number"\nrange = [0, 9]\n[columns.c]\nkind = "label"\nclasses = ["x", "y"]\n'
+ROWS = [(f"p{k % 40:02d}", k % 10, "xy"[k // 3 % 2]) for k in range(150)]
+WORDS = ["--set", "data.user=person", "--set", "data.most_records=3"]
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    shown = capsys.readouterr()
+    return stop.value.code, shown.out, shown.err
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(name: str, rows) -> str:
+        (tmp_path / name).write_text("person,a,c\n" + "\n".join(",".join(map(str, row)) for row in rows) + "\n")
+        return str(tmp_path / name)
+
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    (tmp_path / "job.toml").write_text(
+        f'[data]\nkind = "csv"\npath = "{write("people.csv", ROWS)}"\nschema = "{tmp_path}/schema.toml"\n'
+        '[model]\nname = "linear"\n[privacy]\nepsilon = 3.0\ndelta = 1e-3\nrecords = 36\n[training]\nsteps = 3\nbatch_size = 10\n'
+    )
+    return write
+
+
+def config(tmp_path, **named):
+    return DataConfig(kind="csv", path=str(tmp_path / "people.csv"), schema=str(tmp_path / "schema.toml"), **named)
+
+
+def test_users_are_rows_and_held_out_whole(table, tmp_path):
+    found = source.load(config(tmp_path, user="person", most_records=3))
+    assert isinstance(found.train, UserRecords)
+    assert found.train.rows_each == 3
+    assert found.train.unit == Unit("user", 3)
+    assert found.features == (1,)
+    assert 0 < 40 - len(found.train) == len(found.test) / 3 < 20
+
+
+def test_whether_a_user_is_held_out_depends_on_that_user_alone(table, tmp_path):
+    def users(rows):
+        """Feature 0 says who: the person's number, over 100."""
+        table("people.csv", [(who, int(who[1:]) / 10, "x") for who, _, _ in rows])
+        return {
+            round(v, 4) for v in source.load(config(tmp_path, user="person", most_records=3)).train.tensors[0].flatten().tolist()
+        }
+
+    whole = users(ROWS)
+    for gone in ("p00", "p17", "p39"):
+        fewer = users([row for row in ROWS if row[0] != gone])
+        assert whole - fewer <= {round((int(gone[1:]) / 10) / 9 * 2 - 1, 4)}
+        assert fewer <= whole
+    assert users(ROWS[::-1]) == whole
+
+
+def test_a_test_file_needs_no_owners(table, tmp_path):
+    table("test.csv", ROWS[:30])
+    found = source.load(config(tmp_path, user="person", most_records=3, test_path=str(tmp_path / "test.csv")))
+    assert (len(found.train), len(found.test)) == (40, 30)
+    (tmp_path / "bare.csv").write_text("a,c\n1,x\n2,y\n")
+    found = source.load(config(tmp_path, user="person", most_records=3, test_path=str(tmp_path / "bare.csv")))
+    assert (len(found.train), len(found.test)) == (40, 2)
+
+
+def test_the_column_may_be_ignored_in_the_schema_but_not_read(table, tmp_path):
+    (tmp_path / "schema.toml").write_text(SCHEMA + "[columns.person]\nignore = true\n")
+    assert source.load(config(tmp_path, user="person", most_records=3)).features == (1,)
+
+
+def test_arrays_with_owners(tmp_path):
+    x, y = np.arange(60.0).reshape(30, 2), np.arange(30) % 2
+    for owners in (np.arange(30) // 3, np.array([f"user {k // 3}" for k in range(30)])):
+        np.savez(tmp_path / "a.npz", x=x, y=y, who=owners)
+        np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4], who_train=owners)
+        for name, rows in (("a", None), ("b", 10)):
+            made = DataConfig(kind="npz", path=str(tmp_path / f"{name}.npz"), classes=2, user="who", most_records=2)
+            found = source.load(made)
+            assert found.train.rows_each == 2
+            assert rows is None or (len(found.train), len(found.test)) == (rows, 4)
+
+
+@pytest.mark.parametrize("extra", [[], ["--set", "training.clip=quantile"], ["--mechanism", "tree"]], ids=str)
+def test_the_command_line_trains_users_and_verifies(capsys, table, tmp_path, extra):
+    status, out, err = call(capsys, "train", tmp_path / "job.toml", *WORDS, *extra, "--out", tmp_path / "run", "--json")
+    assert status == 0, err
+    assert json.loads(out)["unit"] == "user"
+    card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert (card["unit"]["name"], card["unit"]["most_records"]) == ("user", 3)
+    assert "at most 3 records" in card["unit"]["meaning"]
+    assert call(capsys, "verify", tmp_path / "run")[0] == 0
+
+
+def test_the_ledger_of_users_is_not_that_of_records(capsys, table, tmp_path):
+    ledger = tmp_path / "people.jsonl"
+    assert call(capsys, "ledger", "budget", ledger, "--epsilon", 9, "--delta", 1e-3)[0] == 0
+    status, _, err = call(capsys, "train", tmp_path / "job.toml", *WORDS, "--ledger", ledger, "--out", tmp_path / "run")
+    assert status == 2
+    assert "ledger unit" in err
+    assert not (tmp_path / "run").exists()
+
+
+BAD = [
+    (["--set", "data.user=nobody", "--set", "data.most_records=3"], "must be a column"),
+    (["--set", "data.user=a", "--set", "data.most_records=3"], "is a feature or the label"),
+    (["--set", "data.user=c", "--set", "data.most_records=3"], "is a feature or the label"),
+    (["--set", "data.user=person", "--set", "data.most_records=0"], "data.most_records"),
+    ([*WORDS, "--set", "data.test=billed"], "public or withheld"),
+    ([*WORDS, "--set", "data.test_fraction=1e-9"], "data.test_fraction"),
+    ([*WORDS, "--records", 12], "users to train on; give --records"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD, ids=[" ".join(map(str, w)) for w, _ in BAD])
+def test_bad_owners_are_one_line(capsys, table, tmp_path, words, said):
+    status, out, err = call(capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run")
+    assert (status, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_record_without_an_owner_is_refused(capsys, table, tmp_path):
+    table("people.csv", [*ROWS[:5], ("", 1, "x"), *ROWS[5:]])
+    status, _, err = call(capsys, "train", tmp_path / "job.toml", *WORDS, "--out", tmp_path / "run")
+    assert status == 2
+    assert "record 6" in err
+    assert "every record must have an owner" in err
+
+
+def test_an_audit_of_users_is_refused_before_anything_is_read(capsys, table, tmp_path):
+    status, _, err = call(capsys, "audit", "train", tmp_path / "job.toml", *WORDS, "--canaries", 20, "--out", tmp_path / "run")
+    assert status == 2
+    assert "audit records" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_features_of_images_are_made_record_by_record():
+    from dpfy.data.users import by_user
+    from dpfy.training.job import _extracted
+
+    pixels = torch.rand(6, 1, 2, 2)
+    users = by_user((pixels, torch.arange(6)), torch.tensor([0, 0, 1, 1, 1, 2]), 2)
+    made = _extracted(users, lambda records: records.flatten(1))
+    assert isinstance(made, UserRecords)
+    assert torch.equal(made.tensors[0], users.tensors[0].flatten(2))
+    assert made.rows_each == 2
