@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dpfy.accounting.leaves import plain_leaves
 from dpfy.accounting.parallel import World
-from dpfy.accounting.rows import Release, moves, row_of
+from dpfy.accounting.rows import Release, moves, releases, row_of
 from dpfy.core import events as ev
 from dpfy.core.events import Event
 from dpfy.core.unit import Adjacency
@@ -38,7 +38,7 @@ class Composition:
 
 def composition(event: Event, adjacency: Adjacency) -> Composition:
     """The losses of `event`. An event or adjacency without a proven pair raises `Unsupported` and names the way out."""
-    squared, releases, public = 0.0, [], False
+    squared, found, public = 0.0, [], False
     for one, count in plain_leaves(event):
         noise = row_of(one).gaussian(one)
         if isinstance(one, ev.NotPrivate):
@@ -46,13 +46,13 @@ def composition(event: Event, adjacency: Adjacency) -> Composition:
         elif noise is not None:
             squared += count * (moves(adjacency) / noise) ** 2
         elif not isinstance(one, ev.Nothing):
-            releases.append((row_of(one).pair(one, adjacency), count))
-    return Composition(squared, tuple(releases), public)
+            found.extend(releases(one, count, adjacency))
+    return Composition(squared, tuple(found), public)
 
 
 def together(world: World) -> Composition:
     """The losses of all that a unit touches in one world."""
     parts = [composition(piece.event, piece.adjacency) for piece in world]
     parts = [part.swapped if piece.swapped else part for part, piece in zip(parts, world, strict=True)]
-    releases = tuple(row for part in parts for row in part.releases)
-    return Composition(math.fsum(part.gaussian for part in parts), releases, any(part.public for part in parts))
+    found = tuple(row for part in parts for row in part.releases)
+    return Composition(math.fsum(part.gaussian for part in parts), found, any(part.public for part in parts))

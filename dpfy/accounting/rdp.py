@@ -15,7 +15,7 @@ from dpfy.accounting.pairs import composition
 from dpfy.accounting.rows import row_of
 from dpfy.core import check
 from dpfy.core.errors import Internal, Unsupported
-from dpfy.core.events import Event
+from dpfy.core.events import Event, inside
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -23,6 +23,10 @@ _LARGE = (64, 72, 80, 90, 100, 112, 128, 144, 160, 180, 200, 224, 256, 288, 320,
 _LARGEST = (640, 800, 1024, 1600, 2500, 4000)
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 64)), *map(float, _LARGE + _LARGEST))
 """Those of the field's reference library, so that numbers compare, and more large ones, which small epsilons need."""
+
+
+MOST_OWN = 64
+"""Orders that a release may ask for beside these."""
 
 
 def divergences(event: Event, adjacency: Adjacency, orders: Sequence[float] = ORDERS) -> Array:
@@ -127,7 +131,14 @@ class Rdp:
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
         """The curve of `event`. Guarantees: upper bounds; an event without Rényi bound raises `Unsupported`."""
-        return RdpCurve(ORDERS, *approximate(event, adjacency))
+        orders = (*ORDERS, *sorted(known_orders(event) - set(ORDERS)))
+        return RdpCurve(orders, *approximate(event, adjacency, orders))
+
+
+def known_orders(event: Event) -> set[float]:
+    """The orders at which releases in `event` are known best, of each at most MOST_OWN."""
+    own = row_of(event).orders(event)
+    return set(own[:: -(-len(own) // MOST_OWN) or 1]).union(*map(known_orders, inside(event)))
 
 
 def rho(event: Event, adjacency: Adjacency) -> float:

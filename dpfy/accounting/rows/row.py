@@ -34,6 +34,7 @@ class Release:
         return Release(self.added, self.removed, attained, self.touched)
 
 
+Releases = tuple[tuple[Release, int], ...]
 Curve = Callable[[float], float]
 Divergences = tuple[Array, float]
 
@@ -94,8 +95,9 @@ class Row:
 
     Functions that raise `Unsupported` name the way out; no default claims anything.
 
-    `pair`: the exact dominating pair. `poisson`: that of the event on a Poisson sample. `divergences`: Rényi divergences at orders and
-    the chance of an infinite loss, where they are not those of the pair. `profile`: delta as a function of epsilon, an upper bound,
+    `pair`: the exact dominating pair. `repeats`: pairs of the event run so many times, where they are not
+    simply that many pairs. `poisson`: the pair of the event on a Poisson sample. `divergences`: Rényi divergences at orders and
+    the chance of an infinite loss, where they are not those of the pair; `orders`: at which they are known best. `profile`: delta as a function of epsilon, an upper bound,
     for what has neither. `gaussian`: the noise multiplier of the plain Gaussian that the event is, if it is one. `rho`: zCDP. `pure`:
     epsilon at delta 0. `group`: the event as a group of so many units sees it. `plain`: the event without trivial cases (rate 1 and
     the like). `unsampled`: what it is to an attacker who knows who took part. `halved`: with half the noise. `within`: refuses numbers
@@ -105,8 +107,10 @@ class Row:
     kind: type
     words: Callable[[Any], str] = _named
     pair: Callable[[Any, Adjacency], Release] = no_pair
+    repeats: Callable[[Any, int, Adjacency], Releases] | None = None
     poisson: Callable[[Any, float, Adjacency], Release] = no_sampling
     divergences: Callable[[Any, Adjacency, Array], Divergences] | None = None
+    orders: Callable[[Any], tuple[float, ...]] = lambda event: ()
     profile: Callable[[Any, Adjacency], Curve] | None = None
     gaussian: Callable[[Any], float | None] = lambda event: None
     rho: Callable[[Any, Adjacency], float] = no_rho
@@ -127,6 +131,12 @@ TABLE: dict[type, Row] = {}
 def row_of(event: Event) -> Row:
     """The row of an event."""
     return TABLE[type(event)]
+
+
+def releases(event: Event, count: int, adjacency: Adjacency) -> Releases:
+    """The pairs of `event` run `count` times."""
+    row = row_of(event)
+    return ((row.pair(event, adjacency), count),) if row.repeats is None else row.repeats(event, count, adjacency)
 
 
 def words(event: Event) -> str:

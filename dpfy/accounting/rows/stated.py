@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from dpfy.accounting import bounded_range, limits
 from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
 from dpfy.accounting.rows.noise import sampled_atoms
-from dpfy.accounting.rows.row import Divergences, Peer, Release, Row, no_group, no_rho, not_pure, refuse_replaced
+from dpfy.accounting.rows.row import Divergences, Peer, Release, Releases, Row, no_group, no_rho, not_pure, refuse_replaced
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event
@@ -68,16 +69,27 @@ def _renyi_divergences(event: ev.RenyiCurve, adjacency: Adjacency, alphas: Array
     return np.where(alphas <= orders[-1], logs / (alphas - 1) * (1 + 1e-15), np.inf), 0.0
 
 
-def _range_pair(event: ev.BoundedRange, adjacency: Adjacency) -> Release:
-    both, worst = bounded_range.dominating(event.epsilon), bounded_range.two_losses(event.epsilon, event.epsilon / 2)
-    return Release(both, both, (worst, worst))
+def _range_pair(event: ev.BoundedRange, adjacency: Adjacency, steps: int = 1) -> Release:
+    """So many mechanisms of this range, each chosen with sight of the outputs before it."""
+    lower = bounded_range.attained(event.epsilon, steps)
+    if not bounded_range.block(event.epsilon):
+        return replace(_black_box(event.epsilon, 0.0), attained=(lower, lower))
+    both = bounded_range.composed(event.epsilon, steps)
+    return Release(both, both, (lower, lower))
+
+
+def _range_repeats(event: ev.BoundedRange, count: int, adjacency: Adjacency) -> Releases:
+    block = bounded_range.block(event.epsilon) or 1
+    found = ((block, count // block), (count % block, 1))
+    return tuple((_range_pair(event, adjacency, steps), often) for steps, often in found if steps and often)
 
 
 def _range_poisson(event: ev.BoundedRange, rate: float, adjacency: Adjacency) -> Release:
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
-    upper = sampled_atoms(bounded_range.dominating(event.epsilon), rate)
-    lower = sampled_atoms(bounded_range.two_losses(event.epsilon, event.epsilon / 2), rate)
+    whole = _range_pair(event, adjacency)
+    assert isinstance(whole.removed, Atoms)
+    upper, lower = sampled_atoms(whole.removed, rate), sampled_atoms(bounded_range.attained(event.epsilon), rate)
     return Release(upper.removed, upper.added, (lower.removed, lower.added), rate)
 
 
@@ -130,6 +142,7 @@ ROWS = (
             f"a mechanism known by its Rényi divergences at {len(e.orders):,} orders (at most {e.values[0]:.4g} at order {e.orders[0]:g})"
         ),
         divergences=_renyi_divergences,
+        orders=lambda e: e.orders,
         within=lambda e: limits.cost("RenyiCurve", e.orders[-1], *e.values),
         stated=True,
     ),
@@ -139,6 +152,7 @@ ROWS = (
             f"a choice by a mechanism of range {e.epsilon:g} (exponential mechanism), {e.epsilon:g}-differentially private"
         ),
         pair=_range_pair,
+        repeats=_range_repeats,
         poisson=_range_poisson,
         divergences=lambda e, adjacency, alphas: (bounded_range.divergences(e.epsilon, alphas), 0.0),
         rho=lambda e, adjacency: e.epsilon**2 / 8,  # Hoeffding's lemma for losses in such an interval
