@@ -95,13 +95,19 @@ class Row:
 
     Functions that raise `Unsupported` name the way out; no default claims anything.
 
-    `pair`: the exact dominating pair. `repeats`: pairs of the event run so many times, where they are not
-    simply that many pairs. `poisson`: the pair of the event on a Poisson sample. `divergences`: Rényi divergences at orders and
-    the chance of an infinite loss, where they are not those of the pair; `orders`: at which they are known best. `profile`: delta as a function of epsilon, an upper bound,
-    for what has neither. `gaussian`: the noise multiplier of the plain Gaussian that the event is, if it is one. `rho`: zCDP. `pure`:
-    epsilon at delta 0. `group`: the event as a group of so many units sees it. `plain`: the event without trivial cases (rate 1 and
-    the like). `unsampled`: what it is to an attacker who knows who took part. `halved`: with half the noise. `within`: refuses numbers
-    that cannot be computed with. `stated`: known only under the adjacency for which it was stated, not under another one.
+    - `words`: the release in words, for the card
+    - `pair`: the dominating pair; `repeats`: those of so many runs, where they are not simply that many pairs
+    - `poisson`: the pair of the event on a Poisson sample
+    - `divergences`: Rényi divergences at orders, and the chance of an infinite loss, where they are not those of the pair; `orders`: at
+      which they are known best
+    - `profile`: delta as a function of epsilon, an upper bound, for what has neither
+    - `gaussian`: the noise multiplier of the plain Gaussian that the event is, if it is one; `rho`: zCDP; `pure`: epsilon at delta 0
+    - `group`: the event as a group of so many units sees it
+    - `plain`: the event without trivial cases (rate 1 and the like)
+    - `unsampled`: what it is to an attacker who knows who took part; `halved`: with half the noise
+    - `within`: refuses numbers that cannot be computed with
+    - `peer`: the same event in dp-accounting
+    - `stated`: known only under the adjacency for which it was stated, not under another one
     """
 
     kind: type

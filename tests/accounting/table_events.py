@@ -1,0 +1,95 @@
+"""Events for every row of the table, and which of them reveal at least as much as which others."""
+
+from __future__ import annotations
+
+import math
+
+from dpfy.accounting.rdp import ORDERS, divergences
+from dpfy.accounting.rows import grouped, unsampled
+from dpfy.core import events as ev
+from dpfy.core.errors import Unsupported
+from dpfy.core.unit import Adjacency
+
+ADD, REPLACE, ZERO = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT
+GAUSSIAN, STEP = ev.Gaussian(4.0), ev.PoissonSampled(0.05, ev.Gaussian(2.0))
+CURVE = ev.RenyiCurve(tuple(map(float, range(2, 65))), tuple(a / 32 for a in range(2, 65)))
+
+LEAVES: list[ev.Event] = [
+    ev.Nothing(),
+    ev.NotPrivate(),
+    GAUSSIAN,
+    ev.Laplace(8.0),
+    ev.DiscreteLaplace(0.2, 2),
+    ev.DiscreteGaussian(6.0, 2),
+    ev.RandomizedResponse(0.8, 3),
+    ev.GaussianMixture(4.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)),
+    ev.EpsilonDelta(0.1),
+    ev.EpsilonDelta(0.1, 1e-14),
+    ev.Zcdp(0.02),
+    ev.Zcdp(0.02, 0.01),
+    CURVE,
+    ev.BoundedRange(0.3),
+]
+WRAPPED: list[ev.Event] = [
+    STEP,
+    ev.SampledWithoutReplacement(200, 10, ev.Gaussian(3.0)),
+    ev.SampledWithReplacement(200, 3, ev.Gaussian(3.0)),
+    ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0),
+    ev.BallsInBins(2.0, ((1.0, 0.0), (0.0, 0.8))),
+    ev.Repeated(STEP, 7),
+    ev.Composed((STEP, ev.Laplace(20.0), ev.BoundedRange(0.1))),
+    ev.Parallel((("north", ev.Gaussian(3.0)), ("south", ev.Laplace(5.0)), ("west", ev.Nothing()))),
+    ev.RepeatAndSelect(STEP, 10.0, 1.0),
+    ev.RepeatAndSelect(STEP, 10.0, math.inf),
+]
+SAMPLED: list[ev.Event] = [ev.PoissonSampled(0.1, leaf) for leaf in LEAVES]
+EVENTS = [*LEAVES, *WRAPPED, *SAMPLED, ev.PoissonSampled(0.1, WRAPPED[7])]
+"""Every kind of event, and every leaf on a Poisson sample."""
+
+
+def name_of(event: ev.Event) -> str:
+    """A name for a test."""
+    inner = getattr(event, "event", None)
+    return type(event).__name__ + (f"-{name_of(inner)}" if inner is not None else "")
+
+
+def _renyi_of(event: ev.Event) -> ev.RenyiCurve:
+    return ev.RenyiCurve(ORDERS, tuple(float(v) for v in divergences(event, ADD)))
+
+
+def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
+    """(event, one that it dominates, adjacency): what the first reveals about anybody, the second does not exceed."""
+    epsilon = 0.3
+    answers = 2 / (1 + math.exp(epsilon))  # randomized response of two answers with this epsilon
+    known = [
+        (ev.EpsilonDelta(epsilon), ev.Laplace(1 / epsilon), ADD),
+        (ev.EpsilonDelta(epsilon), ev.DiscreteLaplace(epsilon), ADD),
+        (ev.EpsilonDelta(epsilon), ev.BoundedRange(epsilon), ADD),
+        (ev.EpsilonDelta(epsilon), ev.RandomizedResponse(answers), REPLACE),
+        (ev.EpsilonDelta(epsilon, 1e-9), ev.EpsilonDelta(epsilon), ADD),
+        (ev.BoundedRange(2 * epsilon), ev.EpsilonDelta(epsilon), ADD),
+        (ev.BoundedRange(2 * epsilon), ev.RandomizedResponse(answers), REPLACE),
+        (ev.BoundedRange(2 * epsilon), ev.Laplace(1 / epsilon), ADD),
+        (ev.Zcdp(epsilon**2 / 8), ev.BoundedRange(epsilon), ADD),
+        (ev.Zcdp(epsilon * math.tanh(epsilon / 2)), ev.EpsilonDelta(epsilon), ADD),
+        (ev.Zcdp(1 / 32), GAUSSIAN, ADD),
+        (ev.Zcdp(1 / 32), ev.DiscreteGaussian(4.0), ADD),
+        (CURVE, GAUSSIAN, ADD),
+        (_renyi_of(STEP), STEP, ADD),
+        (_renyi_of(ev.BoundedRange(epsilon)), ev.BoundedRange(epsilon), ADD),
+        (ev.BallsInBins(4.0, ((1.0,),)), GAUSSIAN, ADD),
+        (ev.RepeatAndSelect(STEP, 3.0, 1.0), STEP, ADD),
+        (ev.PoissonSampled(0.2, ev.EpsilonDelta(epsilon)), ev.PoissonSampled(0.2, ev.BoundedRange(epsilon)), ADD),
+        (ev.PoissonSampled(0.2, ev.BoundedRange(2 * epsilon)), ev.PoissonSampled(0.2, ev.Laplace(1 / epsilon)), ADD),
+        (ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0), ev.PoissonSampled(0.04, ev.Gaussian(2.0)), ADD),
+        (ev.Parallel((("a", STEP), ("b", GAUSSIAN))), GAUSSIAN, REPLACE),
+    ]
+    pairs: list[tuple[ev.Event, ev.Event, Adjacency]] = [*known]
+    pairs += [(event, part, ADD) for event in EVENTS if isinstance(event, ev.Parallel) for _, part in event.parts]
+    pairs += [(unsampled(event), event, ADD) for event in EVENTS if unsampled(event) != event]
+    for event in EVENTS:
+        try:
+            pairs.append((grouped(event, 2), event, ADD))
+        except Unsupported:
+            continue
+    return pairs
