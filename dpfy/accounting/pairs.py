@@ -38,7 +38,8 @@ class Composition:
 
 def composition(event: Event, adjacency: Adjacency) -> Composition:
     """The losses of `event`. An event or adjacency without a proven pair raises `Unsupported` and names the way out."""
-    squared, found, public = 0.0, [], False
+    squared, public = 0.0, False
+    found: list[tuple[Release, int]] = []
     for one, count in plain_leaves(event):
         noise = row_of(one).gaussian(one)
         if isinstance(one, ev.NotPrivate):
