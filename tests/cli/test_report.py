@@ -102,7 +102,7 @@ def test_explore_prints_its_address_and_serves_it():
         try:
             address = json.loads(server.stdout.readline())["address"]
             assert address.startswith("http://127.0.0.1:")
-            with urllib.request.urlopen(address, timeout=30) as page:
+            with urllib.request.urlopen(address, timeout=600) as page:
                 assert "Plan a private run" in page.read().decode()
         finally:
             server.terminate()

@@ -20,8 +20,8 @@ import worker
 STATUSES = (0, 1, 2, 130)
 SECONDS = 20.0
 """Processor time of a case."""
-PATIENCE = 90.0
-"""Time on the clock, for a machine that does other work: a case that waits for a pipe uses no processor."""
+PATIENCE = 300.0
+"""Seconds without any use of the processor after which a case hangs: it waits for a pipe, say. A busy machine is only slower."""
 MEMORY = 4 << 30
 PROGRESS = "training "
 """How a line of progress begins."""
@@ -112,16 +112,19 @@ class Worker:
             self.start()
         assert self.process is not None
         print(json.dumps({"arguments": case.arguments, "folder": case.folder}), file=self.to, flush=True)
-        began, used = time.monotonic(), self.processor()
+        last = used = self.processor()
+        idle = time.monotonic()
         while True:
             if (found := self.answer(1.0)) is not None:
                 return found
+            if (now := self.processor()) != last:
+                last, idle = now, time.monotonic()
             if self.process.poll() is not None:
                 lost = f"the process died ({self.process.returncode})"
-            elif self.processor() - used > SECONDS:
+            elif now - used > SECONDS:
                 lost = f"more than {SECONDS:g} s of processor time"
-            elif time.monotonic() - began > PATIENCE:
-                lost = f"more than {PATIENCE:g} s, {self.processor() - used:.1f} of them at work"
+            elif time.monotonic() - idle > PATIENCE:
+                lost = f"hung: idle for {PATIENCE:g} s after {now - used:.1f} s at work"
             else:
                 continue
             self.stop()

@@ -158,7 +158,7 @@ def test_as_processes_of_their_own(home):
         shell = f'ulimit -v {8 << 20}; exec "$0" -m dpfy "$@"'
         found = subprocess.run(
             ["sh", "-c", shell, sys.executable, *arguments, "--json"],
-            capture_output=True, text=True, cwd=place, timeout=120, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, cwd=place, timeout=1200, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert found.returncode == 2, (arguments, found.stderr)
         assert found.stderr.count("\n") == 1, found.stderr

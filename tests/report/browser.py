@@ -60,7 +60,7 @@ def browser(*, dark: bool = False, scripts: bool = True) -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
-        driver.set_page_load_timeout(30)
+        driver.set_page_load_timeout(600)
         yield driver
     finally:
         driver.quit()

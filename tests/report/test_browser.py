@@ -98,13 +98,16 @@ def explorer():
         server.shutdown()
 
 
-def wait(driver, script, seconds=30):
+def wait(driver, script, seconds=600):
+    """Until `script` is true. The deadline is for pages that hang."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if driver.execute_script(f"return {script}"):
             return
         time.sleep(0.05)
-    raise AssertionError(f"{script} did not come true; the page says {driver.find_element('id', 'problem').text!r}")
+    raise AssertionError(
+        f"{script} did not come true in {seconds} s; the page says {driver.find_element('id', 'problem').text!r}"
+    )
 
 
 def calibrate(fields):
@@ -114,7 +117,7 @@ def calibrate(fields):
         sys.executable, "-m", "dpfy", "calibrate", "--epsilon", fields["epsilon"], "--delta", fields["delta"],
         "--sampling-rate", repr(rate), "--steps", str(int(steps)), "--json",
     ]  # fmt: skip
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout)
 
 
 def test_the_explorer_moves_with_its_sliders(driver, explorer, shots):

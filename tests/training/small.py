@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -62,6 +63,26 @@ def train_in_child(path: str, death: tuple[str, int] | None, tally: str | None =
     train(dpfy.Run(path, resume=True, seed=5, checkpoint_every=0.0))
     if tally:
         Path(tally).write_text(json.dumps(calls))
+
+
+def train_and_tell(path: str, event: int, told: Connection) -> None:
+    """Train or resume with checkpoints at every step; tell when `event` happens (0: after the last one, how many there were).
+
+    Events are the calls and returns of functions, counted as Python makes them.
+    """
+    seen = 0
+
+    def count(*_: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == event:
+            told.send_bytes(b"now")
+
+    sys.setprofile(count)
+    train(dpfy.Run(path, resume=True, seed=5, checkpoint_every=0.0))
+    sys.setprofile(None)
+    if event == 0:
+        told.send_bytes(str(seen).encode())
 
 
 BOUNDARIES = ("open", "mkdir", "chmod", "write", "fsync", "replace", "unlink", "rmdir")
