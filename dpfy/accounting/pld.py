@@ -32,6 +32,8 @@ LARGEST_LOG_TILT = 18.0
 """Tilts up to e^18: epsilons down to 1e-8 are told from zero."""
 TAIL = 1e-9
 """Tilted mass that may be cut off, relative to what matters."""
+SPARSE, UNDERFLOW = 25.0, 746.0
+"""A spacing at which few points count beside the first, and a difference of losses at which none does: exp(-746) is zero."""
 
 
 @dataclass(frozen=True)
@@ -350,6 +352,13 @@ class Reading:
     def _discounted(self) -> Array:
         """For every point x_k the sum over x_j >= x_k of mass_j exp(x_k - x_j), in stretches short enough for the exponentials."""
         x, result = self.positions, np.empty_like(self.mass)
+        if (
+            len(x) > 1 and (gap := float(x[1] - x[0])) > SPARSE
+        ):  # hardly a point in a stretch: the few that count, one after the other
+            result[:] = self.mass
+            for further in range(1, min(len(x), math.ceil(UNDERFLOW / gap) + 1)):
+                result[:-further] += self.mass[further:] * np.exp(x[:-further] - x[further:])
+            return result
         stop, carried, after = len(x), 0.0, float(x[-1])
         while stop > 0:
             start = int(np.searchsorted(x, x[stop - 1] - 300.0))

@@ -23,7 +23,8 @@ PLD_LEAST_DELTA = 1e-9
 """Below this, round-off of the plain FFT power in dp-accounting 0.6.0 makes its PLD report too small an epsilon."""
 
 PLD_LEAST_RATE = 1e-12
-PLD_MOST_EPSILON = 600.0
+PLD_MOST_EACH, PLD_MOST_EPSILON = 60.0, 200.0
+"""Of one release and of all: its grid of 1e-4 takes seconds to fill beyond."""
 PLD_MOST_STEPS = 10**6
 """dp-accounting 0.6.0 computes the size of a loss distribution to the power of the steps, as a whole number with all its digits."""
 _FEW_ORDERS = (1.2, 1.5, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0)
@@ -147,14 +148,18 @@ class PeerPld(_Peer):
                 return f"{count} steps by dp-accounting's PLD (at most {PLD_MOST_STEPS}) is not supported; use --accountant tight"
             if (rate := getattr(leaf, "rate", 1.0)) < PLD_LEAST_RATE:
                 return f"a sampling rate of {rate:g} by dp-accounting's PLD is not supported; use --accountant tight"
-        try:
-            values, _ = approximate(event, adjacency, _FEW_ORDERS)
-        except Unsupported:
-            return None
-        size = to_epsilon(np.asarray(_FEW_ORDERS), values, 1e-12)
-        if size > PLD_MOST_EPSILON:
-            return (
-                f"an epsilon of about {size:.3g} by dp-accounting's PLD (its grid of 1e-4 would fill the memory) is not supported; "
-                "use --accountant tight"
-            )
+            if reason := _too_long(leaf, adjacency, PLD_MOST_EACH):
+                return reason
+        return _too_long(event, adjacency, PLD_MOST_EPSILON)
+
+
+def _too_long(event: Event, adjacency: Adjacency, most: float) -> str | None:
+    """Why the losses of `event` are too many for a grid of 1e-4, judged by a quick bound on epsilon; None where they are not."""
+    try:
+        values, _ = approximate(event, adjacency, _FEW_ORDERS)
+    except Unsupported:
         return None
+    size = to_epsilon(np.asarray(_FEW_ORDERS), values, 1e-12)
+    if size <= most:
+        return None
+    return f"an epsilon of about {size:.3g} by dp-accounting's PLD (its grid of 1e-4 is too long) is not supported; use --accountant tight"

@@ -76,9 +76,12 @@ def recognise(path: Path) -> None:
     except (OSError, ValueError):
         return  # nothing that can be read: opening it for writing says why
     try:
-        first = os.read(handle, len(BEGINS)) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
-    except OSError:
-        return
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            raise InvalidInput("ledger", str(path), f"must be a file, and is {reading.kind(mode)}")
+        first = os.read(handle, len(BEGINS))
+    except OSError as problem:  # as memory that looks like a file does
+        raise InvalidInput("ledger", str(path), reading.why(problem, "cannot be read")) from None
     finally:
         os.close(handle)
     if not BEGINS.startswith(first):

@@ -96,7 +96,7 @@ def shape(name: str, value: Sequence[object]) -> tuple[int, ...]:
     """The shape of one record: 1 to 8 whole numbers of at least 1, with a product of at most 2^27."""
     if not 1 <= len(value) <= SIDES:
         raise InvalidInput(name, value, f"must be the shape of one record: 1 to {SIDES} whole numbers")
-    sides = tuple(integer(name, side) for side in value)
+    sides = tuple(integer(name, side, most=VALUES) for side in value)
     if math.prod(sides) > VALUES:
         raise InvalidInput(name, value, f"a record must have at most {VALUES} values")
     return sides

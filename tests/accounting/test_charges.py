@@ -83,6 +83,15 @@ def test_a_reading_adds_the_error_to_an_upper_bound_and_takes_it_off_a_lower_one
     assert pld.Reading(plain, 0.003, 1).delta(0.5) == pytest.approx(seen + 0.003, rel=1e-9)
 
 
+@pytest.mark.parametrize("spacing", [0.1, 20.0, 30.0, 400.0, 1e8])
+def test_discounted_masses_are_those_of_the_definition_at_every_spacing(spacing: float) -> None:
+    weights = np.random.default_rng(4).dirichlet(np.ones(50))
+    reading = pld.Reading(lattice.Lattice(0.0, spacing, 0, weights, 0.0, 0.0, 0.0), 0.0, 1)
+    x = reading.positions
+    due = [float(np.sum(reading.mass[k:] * np.exp(x[k] - x[k:]))) for k in range(len(x))]
+    assert reading._discounted() == pytest.approx(due, rel=1e-12)
+
+
 def test_the_added_direction_decides_where_it_is_worse() -> None:
     """Two answers, half of them random: removed costs log 1.5, added log 2 (the other value is half as likely)."""
     event = ev.RandomizedResponse(0.5, 2)

@@ -96,3 +96,11 @@ def test_pld_refuses_steps_that_it_would_count_for_minutes(noise: float, rate: f
     event = ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(noise)), steps)
     with pytest.raises(Unsupported, match=f"{steps} steps by dp-accounting's PLD"):
         PeerPld().curve(event, Adjacency.ADD_OR_REMOVE_ONE)
+
+
+@pytest.mark.parametrize(
+    "event", [ev.PoissonSampled(1e-3, ev.Gaussian(0.06)), ev.Repeated(ev.Gaussian(1.0), 400), ev.Laplace(0.005)]
+)
+def test_pld_refuses_losses_that_it_would_grid_for_minutes(event: ev.Event) -> None:
+    with pytest.raises(Unsupported, match=r"its grid of 1e-4 is too long\) is not supported; use --accountant tight"):
+        PeerPld().curve(event, Adjacency.ADD_OR_REMOVE_ONE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -433,3 +434,21 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path):
     with pytest.raises(Corrupt, match="has 0 bytes where"):
         Ledger.open(tmp_path / "people.jsonl")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["linked.jsonl", "people.jsonl.head"]
+
+
+@pytest.mark.parametrize("place", ["/proc/self/mem", "/dev/full", "a pipe", "a folder"])
+def test_what_is_no_file_is_not_opened_for_writing(tmp_path, monkeypatch, place):
+    path = Path(place) if place.startswith("/") else tmp_path / place
+    if place == "a pipe":
+        os.mkfifo(path)
+    if place == "a folder":
+        path.mkdir()
+    real = os.open
+
+    def reading_only(name, flags, *rest, **options):
+        assert not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT), name
+        return real(name, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", reading_only)
+    with pytest.raises(InvalidInput, match="ledger: got"):
+        Ledger.open(path)
