@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 
-ZEROS = bytes(1 << 19)
-"""What is encrypted to show a keystream. Held, because fresh memory costs more than the cipher."""
+ZEROS = bytes(1 << 16)
+"""What is encrypted to show a keystream. Held, because fresh memory costs more than the cipher; short, so that it stays in the cache."""
 
 
 @dataclass(frozen=True)

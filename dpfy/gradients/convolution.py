@@ -15,7 +15,6 @@ from dpfy.gradients.contribution import (
     KEEP_ELEMENTS,
     Contribution,
     Direct,
-    Outer,
     kept,
     norm_by_parts,
     row_chunks,
@@ -164,9 +163,11 @@ class Convolution:
         """Gram matrices over few positions, the patches written out for a few examples at a time."""
         chunks = row_chunks(len(self.inputs), window.columns * window.positions, PATCH_ELEMENTS)
         write = window.writer(chunks[0].stop, wide(self.inputs[:0]))
-        return torch.cat(
-            [Outer(positions_last(wide(self.grads[rows])).mT, write(self.inputs[rows])).gram()[0] for rows in chunks]
-        )
+        parts = []
+        for rows in chunks:
+            grads = rounding.self_products(positions_last(wide(self.grads[rows])).mT)
+            parts.append(rounding.block_sums(grads.mul_(rounding.self_products(write(self.inputs[rows])))))
+        return torch.cat(parts)
 
     @property
     def _walks(self) -> bool:

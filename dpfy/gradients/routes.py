@@ -14,10 +14,13 @@ PASS_COST = 48
 KEPT_POSITIONS = 64
 """With fewer positions than this, a second product of a convolution costs less than keeping the gradients (measured on a CPU)."""
 
+KEPT_WIDTH = 2**19
+"""On a CPU, products of more elements are never kept: those of few batches would fit (``contribution.KEEP_ELEMENTS`` in all)."""
+
 
 def keeping_pays(positions: int, rows: int, columns: int) -> bool:
-    """On a CPU: whether products cost less than Gram matrices even when each is written and read again."""
-    return PASS_COST * rows * columns <= 2 * positions**2 * (rows + columns)
+    """On a CPU: whether products cost less than Gram matrices even when each is written and read again, and fit into memory."""
+    return rows * columns <= KEPT_WIDTH and PASS_COST * rows * columns <= 2 * positions**2 * (rows + columns)
 
 
 def by_gram_on_cpu(positions: int, rows: int, columns: int) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 from dpfy.core.random import Randomness
 from dpfy.noise.lattice import Lattice, lay_
 
-CHUNK, LARGE_CHUNK = 1 << 17, 1 << 19
+CHUNK, LARGE_CHUNK = 1 << 17, 1 << 18
 """Values made at a time, for few and for many: small enough for the cache, large enough that calls do not count (measured)."""
 
 TAIL = 2.0**-44
@@ -158,14 +158,17 @@ _HELD = threading.local()
 
 
 class _Scratch:
-    """Memory for some pairs r cos(2 a), r sin(2 a) with r = sqrt(-2 log u), and the views of it that NumPy and torch work on."""
+    """Memory for some pairs r cos(2 a), r sin(2 a) with r = sqrt(-2 log u), and the views of it that NumPy and torch work on.
 
-    def __init__(self, integers: NDArray[Any], radius: NDArray[Any], values: NDArray[Any]) -> None:
+    The values lie where the random bits were, so that less of the cache is needed.
+    """
+
+    def __init__(self, integers: NDArray[Any], radius: NDArray[Any]) -> None:
         real, self.places = radius.dtype, 8 * integers.itemsize - 1
-        self.integers, self.radius, self.values = integers.reshape(2, -1), radius, values.reshape(2, -1)
+        self.integers, self.radius, self.values = integers.reshape(2, -1), radius, integers.view(real).reshape(2, -1)
         self.bits: memoryview = integers.data.cast("B")
         self.tensors = [torch.from_numpy(a) for a in (radius, *self.values)]
-        self.flat = torch.from_numpy(values)
+        self.flat = torch.from_numpy(integers.view(real))
         self.natural, self.turn = np.array(-math.log(2), real), np.array(math.pi / 2 * 2.0**-self.places, real)
         self.smallest, self.half = (torch.tensor(x, dtype=self.flat.dtype) for x in (2.0 ** (-2 * self.places - 2), 0.5))
         self.parts: dict[int, _Scratch] = {}
@@ -177,7 +180,7 @@ class _Scratch:
         name = f"{dtype} {size}"
         if not hasattr(_HELD, name):
             whole, real = (np.int64, np.float64) if dtype == torch.float64 else (np.int32, np.float32)
-            setattr(_HELD, name, cls(np.empty(size, whole), np.empty(size // 2, real), np.empty(size, real)))
+            setattr(_HELD, name, cls(np.empty(size, whole), np.empty(size // 2, real)))
         return getattr(_HELD, name)  # type: ignore[no-any-return]
 
     def part(self, pairs: int) -> _Scratch:
@@ -185,8 +188,7 @@ class _Scratch:
         if pairs not in self.parts:
             if len(self.parts) >= 8:
                 self.parts.clear()
-            flat = (self.integers.reshape(-1)[: 2 * pairs], self.radius[:pairs], self.values.reshape(-1)[: 2 * pairs])
-            self.parts[pairs] = _Scratch(*flat)
+            self.parts[pairs] = _Scratch(self.integers.reshape(-1)[: 2 * pairs], self.radius[:pairs])
         return self.parts[pairs]
 
     def squared(self, scale: float) -> NDArray[Any]:
@@ -195,13 +197,16 @@ class _Scratch:
         exact, more = -math.log(2) * scale**2, real(-math.inf)
         return np.array(np.nextafter(np.nextafter(real(exact), more), more))
 
-    def _go_on(self, where: NDArray[np.bool_]) -> None:
-        """Squares of u with 16 more digits, the last of the second word, where there are so few that the tail would show them."""
-        first, second = (whole[where].astype(np.int64) for whole in self.integers)
+    def _go_on(self, where: NDArray[np.intp]) -> None:
+        """Squares of u with 16 more digits, the last of the second word, where there are so few that the tail would show them.
+
+        The first word is a float32 number by now, exactly: it is small.
+        """
+        first, second = self.values[0][where].astype(np.float64), self.integers[1][where].astype(np.int64)
         self.radius[where] = ((first + ((second & 0xFFFF) + 0.5) / 2**16) / 2**self.places) ** 2
 
     def transform(self, factor: NDArray[Any] | None = None) -> Tensor:
-        """The values for the random bits in `bits`; with a `factor` of :meth:`squared`, times its scale.
+        """The values for the random bits in `bits`, which they overwrite; with a `factor` of :meth:`squared`, times its scale.
 
         u is |k| / 2^b for a signed whole number k of b = 31 or 63 bits and a sign (2^-(b+1) for k = 0): small u, which make the tail,
         keep their full precision, and below 2^-22 have more of it in float32. u is kept below 1, where a logarithm that errs could be
@@ -210,10 +215,10 @@ class _Scratch:
         """
         (first, second), radius, (w, t) = self.integers, self.radius, self.values
         r, w_tensor, t_tensor = self.tensors
-        np.copyto(radius, first, casting="unsafe")
-        torch.addcmul(self.smallest, r, r, value=self.below_one, out=r)
+        np.copyto(w, first, casting="unsafe")  # w is the memory of the first words, t of the second: numbers of the same size
+        torch.addcmul(self.smallest, w_tensor, w_tensor, value=self.below_one, out=r)
         if self.places < 32 and radius.min() < TAIL:
-            self._go_on(radius < TAIL)
+            self._go_on(np.flatnonzero(radius < TAIL))
         _log2(radius, r)
         np.multiply(radius, self.natural if factor is None else factor, radius)
         np.sqrt(radius, radius)

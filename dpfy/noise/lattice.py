@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,9 +23,6 @@ FINENESS = 32
 
 LOST = 2.0
 """By how much the mean of a randomly moved sum can be off: in units of the last digit of 1, in steps."""
-
-BLOCK = 1 << 17
-"""Values that are laid on the lattice at a time, on a CPU, where they stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,20 @@ class Lattice:
     @classmethod
     def of(cls, stddev: float, dtype: torch.dtype, phase: float, fresh: float = 1.0) -> Lattice:
         """For noise of this standard deviation at unit scale, where a step's own draw has the weight `fresh`."""
-        place, largest = math.frexp(stddev * fresh / FINENESS)[1] - 1, math.frexp(torch.finfo(dtype).max)[1]
-        if not 8 - largest <= place <= largest - 28:
-            raise Unsupported(f"noise of standard deviation {stddev:.3g} in {dtype}", "choose another clip norm, or float64")
+        place = _place(stddev, dtype, fresh)
         return cls(math.ldexp(1.0, place), math.ldexp(stddev, -place), phase)
 
 
+@lru_cache(maxsize=1024)
+def _place(stddev: float, dtype: torch.dtype, fresh: float) -> int:
+    """The exponent of the step."""
+    place, largest = math.frexp(stddev * fresh / FINENESS)[1] - 1, math.frexp(torch.finfo(dtype).max)[1]
+    if not 8 - largest <= place <= largest - 28:
+        raise Unsupported(f"noise of standard deviation {stddev:.3g} in {dtype}", "choose another clip norm, or float64")
+    return place
+
+
+@lru_cache(maxsize=1024)
 def with_rounding(scale: float, bound: float, coordinates: int, dtype: torch.dtype, fresh: float = 1.0) -> float:
     """The standard deviation that is `scale` times the bound of a contribution *and of its rounding*.
 
@@ -62,7 +69,7 @@ def with_rounding(scale: float, bound: float, coordinates: int, dtype: torch.dty
 def lay_(sums: Sequence[Tensor], noise: Iterable[Tensor], lattice: Lattice, divisor: float) -> None:
     """Turn `sums` into released values, in place: (floor(sum + phase + noise) + 1/2) steps, over the divisor.
 
-    `noise` is that of all sums laid end to end, in steps, piece by piece.
+    `noise` is that of all sums laid end to end, in steps, piece by piece; on a CPU pieces should fit into the cache.
 
     Guarantees: once a sum is moved, everything is a function of the exact value of moved sum + noise: the addition, which IEEE 754
     rounds correctly, the floor, the product. At a given place the same k gives the same bits whatever the sum was.
@@ -71,13 +78,14 @@ def lay_(sums: Sequence[Tensor], noise: Iterable[Tensor], lattice: Lattice, divi
         return
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums]
     sizes, weight = [row.numel() for row in rows], lattice.step / divisor
-    half, phase = torch.tensor([weight / 2, lattice.phase], dtype=rows[0].dtype, device=rows[0].device).unbind()
+    real = np.float64 if rows[0].dtype is torch.float64 else np.float32
+    half, phase = torch.from_numpy(np.array([weight / 2, lattice.phase], real)).to(rows[0].device).unbind()
     target, done = 0, 0
-    for block in (block for piece in noise for block in _blocks(piece)):
-        parts, lengths, target, done = _parts(rows, sizes, target, done, block.numel())
+    for piece in noise:
+        parts, lengths, target, done = _parts(rows, sizes, target, done, piece.numel())
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
         torch.add(phase, values, alpha=1 / lattice.step, out=values)
-        values.add_(block).floor_()
+        values.add_(piece).floor_()
         torch.add(half, values, alpha=weight, out=values)
         if len(parts) > 1:
             torch._foreach_copy_(parts, torch.split_with_sizes(values, lengths))
@@ -101,7 +109,3 @@ def _parts(
             target, done = target + 1, 0
     return parts, lengths, target, done
 
-
-def _blocks(steps: Tensor) -> Sequence[Tensor]:
-    """On a CPU, parts that stay in the cache."""
-    return steps.split(BLOCK) if steps.device.type == "cpu" and steps.numel() > BLOCK else (steps,)

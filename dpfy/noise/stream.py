@@ -99,8 +99,9 @@ class NoiseStream:
     def _added(self, recurrence: Recurrence, sums: Grads, lattice: Lattice, step: int, state: State, into: Ends) -> bool:
         """Make the noise where it is added, one pass for all; False, and nothing done, where that cannot be."""
         if recurrence.is_fresh:
-            scaled = Lattice(lattice.step, lattice.noise * recurrence.fresh, lattice.phase)
-            gaussian.add_(sums, scaled, self.randomness, self.name, step, self.divisor, into)
+            if recurrence.fresh != 1:
+                lattice = Lattice(lattice.step, lattice.noise * recurrence.fresh, lattice.phase)
+            gaussian.add_(sums, lattice, self.randomness, self.name, step, self.divisor, into)
             return True
         from dpfy.noise import chacha
 
