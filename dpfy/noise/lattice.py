@@ -108,4 +108,3 @@ def _parts(
         if done == sizes[target] and target + 1 < len(rows):
             target, done = target + 1, 0
     return parts, lengths, target, done
-
