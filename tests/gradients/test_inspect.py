@@ -83,3 +83,10 @@ def _noting(taken: list[str], name: str, real: Callable[..., object]) -> Callabl
         return real(*arguments)
 
     return noted
+
+
+def test_a_wide_head_is_measured_by_gram_matrices_whatever_the_batch() -> None:
+    """Its products fit into memory for a few examples only. For all others they were made, in parts, and then made again for the sum."""
+    head = nn.Linear(256, 8192, bias=False)
+    told = {inspect(head, torch.randn(2, 128, 256), batch).layers[0].route for batch in (2, 16, 4096)}
+    assert told == {"gram matrices"}
