@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,9 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Unit
 from dpfy.data.records import Records, as_records
+
+MOST_PLACES = 1 << 28
+"""Numbers that the places of all users may hold together, filled or not."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ def by_owner(records: Records, owners: np.ndarray, most: int, fraction: float | 
     Guarantees: whether a user is held out, and which records are kept, depends on that user alone.
     """
     names, which = np.unique(owners, return_inverse=True)
+    if len(names) * most * sum(math.prod(field.shape[1:]) for field in records.tensors) > MOST_PLACES:
+        raise InvalidInput(
+            "data.most_records", most, f"asks for more than {MOST_PLACES} numbers to be held, with a place for each record"
+        )
     users = by_user(records, which.astype(np.int64), most)
     if fraction is None:
         return users, None

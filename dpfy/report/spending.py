@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from dpfy import accounting
@@ -23,8 +24,11 @@ from dpfy.report.words import absent, event_words
 
 ROUTES = (accounting.DEFAULT, "rdp", "monte-carlo")
 """Accountants, asked in this order for a release that the ones before have no bound for."""
-MARKS = 40
-"""After at most so many reservations the total so far is computed; always after the last."""
+WORK = 250
+"""Of a long ledger the total is computed after some reservations only, and always after the last: each takes time for all before it."""
+OWN = 300
+"""So many reservations, the last ones, are shown with an epsilon of their own."""
+LATER = "not computed: the ledger is long, and only later ones are"
 GIVEN, BUDGET, CLAIMS = "--delta", "the budget", "the reservations"
 
 
@@ -147,7 +151,8 @@ def of(ledger: Ledger, delta: float | None = None) -> Spending:
     times = {body["entry"]: body["time"] for body in ledger.bodies if body["type"] == "reserve"}
     entries: list[Entry] = []
     so_far: list[events.Event] = []
-    for permit in permits:
+    alone = lru_cache(maxsize=None)(lambda event: _epsilon([event], adjacency, chosen))
+    for number_left, permit in zip(range(len(permits), 0, -1), permits, strict=True):
         if permit.entry not in void:
             so_far.append(_event(permit))
         at = permit.entry in marks
@@ -156,7 +161,7 @@ def of(ledger: Ledger, delta: float | None = None) -> Spending:
                 permit,
                 _when(times[permit.entry]),
                 _state(ledger, permit),
-                _epsilon([_event(permit)], adjacency, chosen),
+                alone(_event(permit)) if number_left <= OWN else Figure(None, why=LATER),
                 _epsilon(so_far, adjacency, chosen) if at else None,
                 _counted(budget, so_far, adjacency) if at and budget is not None else None,
             )
@@ -183,23 +188,22 @@ def budget_of(ledger: Ledger) -> RenyiFilter | None:
 
 def _delta(ledger: Ledger, budget: RenyiFilter | None, given: float | None) -> tuple[float, str]:
     if given is not None:
-        return check.delta("--delta", given), GIVEN
+        return 0.0 if given == 0 else check.delta("--delta", given), GIVEN
     if budget is not None:
         return budget.delta, BUDGET
     stated = [d for permit in ledger.permits() if (d := _stated(permit.claim)) is not None]
     if not stated:
         raise InvalidInput("--delta", None, f"must be given: neither a budget nor a reservation of {ledger.path.name} states one")
-    return min(stated), CLAIMS
+    return min([d for d in stated if d > 0], default=0.0), CLAIMS
 
 
 def _stated(claim: dict[str, Any]) -> float | None:
-    """The delta that a claim states, by itself or in its plan."""
+    """The delta that a claim states, by itself or in its plan; 0 is that of a pure guarantee."""
     plan = claim.get("plan")
     for holder in (claim, plan if isinstance(plan, dict) else {}):
-        try:
-            return check.delta("delta", holder.get("delta"))
-        except InvalidInput:
-            continue
+        found = holder.get("delta")
+        if isinstance(found, float | int) and not isinstance(found, bool) and (found == 0 or check.DELTA <= found < 1):
+            return float(found)
     return None
 
 
@@ -209,14 +213,14 @@ def _event(permit: Permit) -> events.Event:
 
 def _marks(counted: list[Permit]) -> set[str]:
     """The reservations after which the total is computed: all of them, or as many as there is time for."""
-    last, step = len(counted) - 1, max(1, math.ceil(len(counted) / MARKS))
+    last, step = len(counted) - 1, max(1, math.ceil(len(counted) ** 2 / 2 / WORK))
     return {counted[k].entry for k in range(last, -1, -step)}
 
 
 def _epsilon(spent: Iterable[events.Event], adjacency: Adjacency, delta: float) -> Figure:
     """The epsilon of all of `spent` together, by the first accountant that bounds it."""
     whole, reasons = events.Composed(tuple(spent)), []
-    for name in ROUTES:
+    for name in ROUTES if delta > 0 else accounting.PURE:
         try:
             return Figure(accounting.epsilon(whole, delta, adjacency=adjacency, accountant=name), name)
         except (DpfyError, ArithmeticError) as problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dpfy.report.figures import Axis, Series, chart
-from dpfy.report.spending import NO_BUDGET, Allowance, Figure, Spending
+from dpfy.report.spending import LATER, NO_BUDGET, Allowance, Figure, Spending
 from dpfy.report.words import down, up
 
 BAR = 40
@@ -29,7 +29,11 @@ def table(spending: Spending) -> list[str]:
         for k, e in enumerate(spending.entries, start=1)
     ]
     lines += _aligned([COLUMNS, *rows]) if rows else []
-    lines += [f"  {k}: no epsilon: {e.own.why}" for k, e in enumerate(spending.entries, start=1) if e.own.epsilon is None]
+    lines += [
+        f"  {k}: no epsilon: {e.own.why}"
+        for k, e in enumerate(spending.entries, start=1)
+        if e.own.epsilon is None and e.own.why != LATER
+    ]
     lines.append(_total(spending))
     if len(spending.purposes) > 1:
         lines += [f"  {purpose}: {_shown(figure)}" for purpose, figure in spending.purposes.items()]

@@ -26,7 +26,7 @@ LEAST, MOST = 1e-12, 1e9
 """Learning rates and clip norms beyond these make weights that are no numbers, or none that move."""
 OPTIMIZERS = ("sgd", "adam", "adamw", "ftrl")
 LOSSES = ("cross_entropy", "squared_error")
-MOST_GROUP = 1000
+MOST_GROUP = 200
 """The largest group whose guarantee is asked for."""
 FIELDS_OF_CLIP: dict[str, dict[str, str]] = {
     "flat": {"clip_norm": "norm"},

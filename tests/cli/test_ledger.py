@@ -166,6 +166,19 @@ def test_an_empty_ledger_and_no_delta_anywhere(capsys, tmp_path):
     assert json.loads(out)["epsilon"] == 0
 
 
+def test_a_pure_guarantee(capsys, tmp_path):
+    """At delta 0, where every claim states it or the user asks for it; a Gaussian has none."""
+    pure = made(tmp_path / "pure.jsonl", KINDS[:1], plan={}, delta=0)
+    found = json.loads(call(capsys, "ledger", "show", pure.path, "--json")[1])
+    assert found["delta"] == 0
+    assert found["epsilon"] == pytest.approx(0.5, rel=1e-6)
+    both = made(tmp_path / "both.jsonl", KINDS[:1], plan={}, delta=0)
+    both.reserve("training", ev.Gaussian(2.0), claim={"plan": {"delta": 1e-6}})
+    assert json.loads(call(capsys, "ledger", "show", both.path, "--json")[1])["delta"] == 1e-6
+    found = json.loads(call(capsys, "ledger", "show", both.path, "--delta", 0, "--json")[1])
+    assert found["epsilon"] == "infinity" or "absent" in found["epsilon"]
+
+
 def test_the_picture(capsys, tmp_path):
     budget = RenyiFilter(8.0, DELTA)
     gaussians = [(f"training {k} <&>", ev.Gaussian(6.0 + k), 1) for k in range(6)]
@@ -184,9 +197,22 @@ def test_the_picture(capsys, tmp_path):
 
 
 def test_a_long_ledger_is_summed_at_some_of_its_entries():
-    marks = spending._marks([ev_permit(k) for k in range(1000)])
-    assert len(marks) <= spending.MARKS
-    assert f"{999:016x}" in marks
+    for length in (1, 10, 22, 100, 1000):
+        marks = spending._marks([ev_permit(k) for k in range(length)])
+        assert f"{length - 1:016x}" in marks
+        assert len(marks) == length or len(marks) * length <= 4 * spending.WORK + length
+    assert spending._marks([]) == set()
+
+
+def test_of_a_long_ledger_the_last_are_shown_by_themselves(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(spending, "OWN", 2)
+    monkeypatch.setattr(spending, "WORK", 4)
+    ledger = made(tmp_path / "people.jsonl", [(f"training {k}", ev.Gaussian(9.0), 1) for k in range(5)])
+    found = json.loads(call(capsys, "ledger", "show", ledger.path, "--json")[1])
+    assert ["absent" in str(row["epsilon"]) for row in found["entries"]] == [True, True, True, False, False]
+    assert [isinstance(row["total"], float) for row in found["entries"]] == [True, False, False, False, True]
+    assert found["epsilon"] == accounting.epsilon(ev.Repeated(ev.Gaussian(9.0), 5), DELTA)
+    assert "no epsilon" not in call(capsys, "ledger", "show", ledger.path)[1]
 
 
 def ev_permit(k: int):

@@ -120,6 +120,7 @@ BAD = [
     (["--set", "data.user=a", "--set", "data.most_records=3"], "is a feature or the label"),
     (["--set", "data.user=c", "--set", "data.most_records=3"], "is a feature or the label"),
     (["--set", "data.user=person", "--set", "data.most_records=0"], "data.most_records"),
+    (["--set", "data.user=person", "--set", "data.most_records=10000000"], "data.most_records"),
     ([*WORDS, "--set", "data.test=billed"], "public or withheld"),
     ([*WORDS, "--set", "data.test_fraction=1e-9"], "data.test_fraction"),
     ([*WORDS, "--records", 12], "users to train on; give --records"),
@@ -141,6 +142,13 @@ def test_a_record_without_an_owner_is_refused(capsys, table, tmp_path):
     assert status == 2
     assert "record 6" in err
     assert "every record must have an owner" in err
+
+
+def test_places_that_no_memory_holds_are_refused_before_they_are_made(capsys, table, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfy.data.users.MOST_PLACES", 100)
+    status, _, err = call(capsys, "train", tmp_path / "job.toml", *WORDS, "--out", tmp_path / "run")
+    assert status == 2
+    assert "data.most_records: got 3; asks for more than 100 numbers" in err
 
 
 def test_an_audit_of_users_is_refused_before_anything_is_read(capsys, table, tmp_path):
