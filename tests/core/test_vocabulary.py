@@ -167,3 +167,24 @@ def test_randomness_is_a_function_of_its_address():
     assert one.secret.hex() not in repr(one)
     assert one.fixed
     assert not Randomness.from_os().fixed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", "plain", 'a "quoted" word', "back\\slash", "new\nline, tab\t, return\r", "\x00\x01\x1f\x7f\x85", "é ∑ \U0001f600", "\u2028\u202e",
+        True, False, 0, -1, 10**15, 0.1, 1e-05, 1e300, -0.0, math.inf, (), (1, 2), (2.0, 1.5), ("a", 'b"\n'), ((1,), (2, 3)),
+    ],
+)  # fmt: skip
+def test_a_setting_written_as_toml_is_read_as_the_same(value):
+    import tomllib
+
+    from dpfy.core import settings
+
+    def listed(found):
+        return [listed(part) for part in found] if isinstance(found, tuple) else found
+
+    written = settings.toml(value)
+    assert "\n" not in written
+    read = tomllib.loads(f"x = {written}")["x"]
+    assert (read, type(read)) == (listed(value), type(listed(value)))
