@@ -172,7 +172,8 @@ def test_randomness_is_a_function_of_its_address():
 @pytest.mark.parametrize(
     "value",
     [
-        "", "plain", 'a "quoted" word', "back\\slash", "new\nline, tab\t, return\r", "\x00\x01\x1f\x7f\x85", "é ∑ \U0001f600", "\u2028\u202e",
+        "", "plain", 'a "quoted" word', "back\\slash", "new\nline, tab\t, return\r", "\x00\x01\x1f\x7f\x85", "é ∑ \U0001f600",
+        "\u2028\u202e",
         True, False, 0, -1, 10**15, 0.1, 1e-05, 1e300, -0.0, math.inf, (), (1, 2), (2.0, 1.5), ("a", 'b"\n'), ((1,), (2, 3)),
     ],
 )  # fmt: skip
