@@ -85,11 +85,24 @@ def inverse_gradient(slope: Vector, inverse: Vector, count: int) -> Vector:
 
 def squared_overlay(c: Vector, most: int, separation: int) -> tuple[float, Vector]:
     """The squared closed-form sensitivity of c and its gradient."""
+    times = capped(most, separation, len(c))
+    if times * separation >= len(c):  # every shift that reaches: running sums, whatever their number
+        total = _running(c, separation)
+        return float(total @ total), 2 * _running(total[::-1], separation)[::-1]
     total = overlay(c, most, separation)
     slope = np.zeros_like(c)
-    for j in range(capped(most, separation, len(c))):
+    for j in range(times):
         slope[: len(c) - j * separation] += 2 * total[j * separation :]
     return float(total @ total), slope
+
+
+def _running(c: Vector, separation: int) -> Vector:
+    """c_i + c_(i - b) + c_(i - 2b) + ..., for each i."""
+    rows = -(-len(c) // separation)
+    padded = np.zeros(rows * separation)
+    padded[: len(c)] = c
+    result: Vector = padded.reshape(rows, separation).cumsum(axis=0).ravel()[: len(c)]
+    return result
 
 
 def pattern_of(pattern: participation.Participation, steps: int) -> tuple[int, int]:

@@ -170,3 +170,15 @@ def test_the_max_objective_has_no_meaning_here_for_a_schedule():
         optimise.banded(3, 60, "max", SCHEDULE)
     with pytest.raises(Unsupported, match="banded or BLT"):
         dense(5000)
+
+
+@pytest.mark.parametrize(("steps", "most", "separation"), [(10, 3, 4), (10, 2, 4), (17, 17, 1), (101, 34, 3), (7, 1, 9)])
+def test_the_overlay_of_every_shift_is_that_of_the_definition(steps, most, separation):
+    """Running sums where every shift counts: thousands of epochs take no longer than one."""
+    c = np.random.default_rng(steps).random(steps)
+    shifts = np.array([np.concatenate([np.zeros(j * separation), c])[:steps] for j in range(most)])
+    total = shifts.sum(axis=0)
+    slope = [2 * sum(total[i + j * separation] for j in range(most) if i + j * separation < steps) for i in range(steps)]
+    value, gradient = optimise.squared_overlay(c, most, separation)
+    assert value == pytest.approx(float(total @ total), rel=1e-12)
+    assert gradient == pytest.approx(slope, rel=1e-12)
