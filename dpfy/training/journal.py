@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE
 from dpfy.training.checksum import checksum
@@ -32,13 +32,15 @@ GPU = (
 class Journal:
     """What each step since the last checkpoint was made of.
 
-    Guarantees: after `bind` of a step returns, no process that resumes this run gets `bind` of that step to return for a sum or rates
-    that differ, up to the checksum, which reads a random quarter of huge tensors. A line survives the death of the process at any
-    moment; on a GPU it is written while the next step is under way, so as not to wait for the device.
+    Guarantees: `bind` returns for each step once, in their order. After it returned for a step, no process that resumes this run gets
+    it to return for that step and a sum or rates that differ, up to the checksum, which reads a random quarter of huge tensors. A
+    line survives the death of the process at any moment; on a GPU it is written while the next step is under way, so as not to wait
+    for the device.
     """
 
     def __init__(self, folder: Path, randomness: Randomness, step: int) -> None:
         self._randomness = randomness
+        self.next = step
         lines, whole = _read(folder / NAME)
         self._made = {n: line for n, line in lines.items() if n >= step}
         self._late: _Late | None = None
@@ -46,7 +48,9 @@ class Journal:
         os.ftruncate(self._file, whole if self._made else 0)
 
     def bind(self, step: int, sums: Mapping[str, Tensor], rates: Sequence[float]) -> None:
-        """Write down what `step` is about to release, or refuse it if it was made before of something else."""
+        """Write down what `step` is about to release, or refuse it if it was made before: here, or of something else."""
+        if step != self.next:
+            raise Unsupported(f"making step {step} where step {self.next} is due", SAME)
         self.flush()
         total = checksum(sums.values(), self._randomness.key("part", step, 1)[0])
         if step in self._made:
@@ -55,6 +59,7 @@ class Journal:
             self._late = _Late(step, total, list(rates))
         else:
             self._write(step, int(total), rates)
+        self.next = step + 1
 
     def flush(self) -> None:
         """Write the line that was left for later."""

@@ -92,7 +92,9 @@ class PrivateTraining:
     @property
     def state(self) -> TrainState:
         """Where the training stands: before the step that is under way, or between two steps."""
-        return self._state if self._pieces is not None else replace(self._state, random=state.generators(self.device))
+        if self._pieces is not None or not self._entered:
+            return self._state
+        return replace(self._state, random=state.generators(self.device))
 
     @property
     def steps_done(self) -> int:

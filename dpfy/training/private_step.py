@@ -41,6 +41,7 @@ class PrivateStep:
 
     def __call__(self, now: TrainState, total: Bounded[Grads]) -> TrainState:
         """Make the step that `now` stands before. The mean is over the expected batch, never the realised one."""
+        self.halt.require_live()
         recipe, parameters = self.plan.recipe, self.guard.trainable
         with self.halt.final():
             self.guard.check()

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import dpfy
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
+from dpfy.core.values import Bounded
 from dpfy.gradients.clip import CLIPS, FlatClip
 from dpfy.gradients.select import ENGINES
 from dpfy.plan.recipe import SAMPLERS, STRATEGIES
@@ -110,6 +111,26 @@ def test_the_state_is_frozen_and_cannot_be_put_back(tmp_path):
                 setattr(training, name, value)
         with pytest.raises(TypeError):
             before.weights["0.weight"] = torch.zeros(1)
+
+
+def test_the_step_of_an_earlier_state_is_not_made_again(tmp_path):
+    """Not even by calling the private step itself: the journal knows which step is due, and a refusal ends the run."""
+    net, training = training_in(tmp_path / "run")
+    assert training.state.step == 0  # also before the block is entered
+    with training:
+        before, batches = training.state, training.batches()
+        for _ in range(2):
+            training.step(losses_of(net, *next(batches)))
+        weights = [p.detach().clone() for p in net.parameters()]
+        total = Bounded(
+            {name: torch.zeros_like(p) for name, p in net.named_parameters()}, training.clip.bound, training.plan.recipe.unit
+        )
+        for match in ("making step 0 where step 2 is due", "stopped"):
+            with pytest.raises(Unsupported, match=match):
+                training.private_step(before, total)
+        with pytest.raises(Unsupported, match="stopped"):
+            next(batches)
+        assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
 
 
 def test_in_the_middle_of_a_step_the_state_is_the_one_before_it(tmp_path):
