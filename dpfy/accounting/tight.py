@@ -10,7 +10,7 @@ from dpfy.accounting.gaussian import GaussianCurve
 from dpfy.accounting.leaves import delta_within
 from dpfy.accounting.losses import verified
 from dpfy.accounting.pairs import Composition, together
-from dpfy.accounting.parallel import worlds, worst
+from dpfy.accounting.parallel import worst
 from dpfy.accounting.pld import (
     DOWN,
     TOLERANCE,
@@ -215,30 +215,32 @@ def _attained(parts: Composition) -> Composition:
     return replace(parts, releases=tuple(lower))
 
 
+def curve_of(parts: Composition) -> Curve:
+    """The curve of a composition of pairs."""
+    if parts.public:
+        return Infinite()
+    return TightCurve(parts) if parts.releases else GaussianCurve(math.sqrt(parts.gaussian))
+
+
 class Tight:
-    """The default accountant. Stateless; supports every event of which a dominating pair is known."""
+    """The default accountant. Stateless; supports every event that some language of accounting knows, and every mixture of them."""
 
     name = "tight"
 
     def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
         """None if `curve` would answer, else why not and which route would."""
         try:
-            [together(world) for world in worlds(event, adjacency)]
+            self.curve(event, adjacency)
         except Unsupported as error:
             return str(error)
         return None
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
-        """The curve of `event`.
+        """The curve of `event`: of a unit that lies, or moves, where it costs most.
 
-        Guarantees: `epsilon` and `delta` are upper bounds, `epsilon_lower` a lower bound, on the exact curve of the dominating
-        pairs of the event; discretisation, truncation and rounding are charged to the private side.
+        Guarantees: `epsilon` and `delta` are upper bounds on the exact curve of the dominating pairs of the event, `epsilon_lower` a
+        lower bound (None where no release has an exact pair); discretisation, truncation and rounding are charged to the private side.
         """
-        return worst([self._curve(together(world)) for world in worlds(event, adjacency)])
+        from dpfy.accounting.mixtures import curve
 
-    def _curve(self, parts: Composition) -> Curve:
-        if parts.public:
-            return Infinite()
-        if not parts.releases:
-            return GaussianCurve(math.sqrt(parts.gaussian))
-        return TightCurve(parts)
+        return worst([curve(world) for world in every_world(event, adjacency)])
