@@ -15,7 +15,7 @@ import numpy as np
 from dpfy.accounting import gaussian, profiles
 from dpfy.accounting.bins import FAILURE, Pilots, _cost, _orthogonal, _root, upper_bound
 from dpfy.accounting.bins_tilted import POWERS, Adding, Array, Drawn, Pair, Removing, adding, removing
-from dpfy.accounting.profiles import Points
+from dpfy.accounting.profiles import Points, Sides
 from dpfy.core.events import BallsInBins
 
 POINTS, KNOTS = 128, 6
@@ -43,7 +43,7 @@ def divergences(event: BallsInBins, orders: Array) -> tuple[Array, Array]:
     return np.minimum(removed, longest) * (1 + 1e-9), np.minimum(added, longest) * (1 + 1e-9)
 
 
-def certain(event: BallsInBins) -> tuple[Points, Points]:
+def certain(event: BallsInBins) -> Sides:
     """The profile of removing and of adding the unit as far as it is known without draws: the better of Rényi and Gaussian."""
     pair, orders = (
         Pair.of(event),
@@ -57,7 +57,7 @@ def certain(event: BallsInBins) -> tuple[Points, Points]:
 
 
 @lru_cache(maxsize=16)
-def profile(event: BallsInBins) -> tuple[Points, Points]:
+def profile(event: BallsInBins) -> Sides:
     """The profile of removing and of adding the unit, in that order. Remembered.
 
     Guarantees: with probability at least 1 - FAILURE over the draws every point is an upper bound, and FAILURE is already added to each.
@@ -69,7 +69,7 @@ def profile(event: BallsInBins) -> tuple[Points, Points]:
     return _drawn(pair, "remove"), _drawn(pair, "add")
 
 
-def _exact(pair: Pair) -> tuple[Points, Points]:
+def _exact(pair: Pair) -> Sides:
     """Bins that do not overlap: by convolution."""
     whole = _orthogonal(pair)
     most = _root(lambda e: pair.gaussian_delta(e) - END, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpfy.accounting.gaussian import GaussianCurve
 from dpfy.accounting.leaves import plain_leaves
-from dpfy.accounting.rows import moves, row_of, way_out
+from dpfy.accounting.rows import moves, row_of
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event, Nothing
@@ -21,7 +21,7 @@ def mu_of(event: Event, adjacency: Adjacency) -> float:
     for one, count in plain_leaves(event):
         noise = row_of(one).gaussian(one)
         if noise is None and not isinstance(one, Nothing):
-            raise Unsupported(f"{type(one).__name__} by the gdp accountant", way_out(one, "use --accountant tight"))
+            raise Unsupported(f"{type(one).__name__} by the gdp accountant", "use --accountant tight")
         squared += count * (moves(adjacency) / noise) ** 2 if noise else 0.0
     return math.sqrt(squared)
 

@@ -9,21 +9,22 @@ order is at most what adding up divergences of everything would give.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import product
 
 import numpy as np
 
-from dpfy.accounting import bins_profile, profiles, rdp
-from dpfy.accounting.bins import BinsCurve, MonteCarlo
+from dpfy.accounting import profiles, rdp
 from dpfy.accounting.leaves import leaves
 from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
 from dpfy.accounting.other_losses import subsample_atoms
-from dpfy.accounting.pairs import Composition, Release, composition
-from dpfy.accounting.profiles import Points
+from dpfy.accounting.pairs import Composition, Release, composition, together
+from dpfy.accounting.parallel import Piece, World
+from dpfy.accounting.profiles import Points, Profile
+from dpfy.accounting.rows import row_of
+from dpfy.accounting.tight import curve_of
 from dpfy.accounting.tuning import selected
 from dpfy.core import events as ev
 from dpfy.core.errors import Internal, Unsupported
@@ -31,109 +32,118 @@ from dpfy.core.events import Event
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
-PAIR, LOOSE, SAMPLED, RENYI, BINS = "pair", "loose pair", "sampled Rényi curve", "Rényi curve", "balls in bins"
+PAIR, LOOSE, SAMPLED, RENYI, PROFILE = "pair", "loose pair", "sampled Rényi curve", "Rényi curve", "profile"
 """The languages: an exact pair; a pair that is exact for one release only; divergences on a Poisson sample; divergences; a profile."""
-Leaves = tuple[tuple[Event, int], ...]
 CLOSED = (ev.Zcdp, ev.RenyiCurve)
 """Events whose divergences cost nothing to compute: where there are no others, many more orders are tried."""
 MANY = tuple(1 + 10 ** (x / 60) for x in range(-180, 361))
 KNOTS = (1.0, *(1 + 10 ** (x / 6) for x in range(-22, 7)))
 """Values of e^epsilon at which the curve of one trial is asked for; between them it lies below its chords."""
-MOST_CASES = 64
-"""Ways for a unit to lie in named parts of the data; where there are more, the parts are compared by Rényi divergences."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """All releases that touch one unit, with the language of each. Computes when asked."""
+class Part:
+    """One release, `count` times, and the language in which it is best known; `piece` says to which change of the data it is exposed."""
 
-    adjacency: Adjacency
-    rows: tuple[tuple[str, Event, int], ...]
+    language: str
+    leaf: Event
+    count: int
+    piece: Piece
 
-    def of(self, *languages: str) -> Leaves:
-        """The releases of these languages."""
-        return tuple((leaf, count) for language, leaf, count in self.rows if language in languages)
+    @property
+    def adjacency(self) -> Adjacency:
+        """The change of the data."""
+        return self.piece.adjacency
 
-    @cached_property
-    def routes(self) -> list[Curve]:
-        """Curves that all hold, so that the least bound counts."""
-        spoken = {language for language, _, _ in self.rows}
-        if spoken == {RENYI}:
-            return [rdp.RenyiCurve(*divergences(self.of(RENYI), self.adjacency))]
-        if spoken == {BINS} and len(self.rows) == 1 and self.rows[0][2] == 1:
-            return [BinsCurve(self.rows[0][1])]  # type: ignore[arg-type]
-        found = [self._curve((PAIR, LOOSE), (RENYI,), bins_profile.profile)]
-        if sum(count for _, count in self.of(LOOSE)) > 1:
-            found.append(self._curve((PAIR,), (RENYI, LOOSE), bins_profile.profile))
-        if BINS in spoken:  # where delta is about as small as the chance that the draws mislead, what is certain is better
-            found.append(self._curve((PAIR, LOOSE), (RENYI,), bins_profile.certain))
-        return found
-
-    @cached_property
-    def lower(self) -> Curve | None:
-        """The curve of what is surely released: the exact pairs, and one run of every tuning that makes at least one."""
-        from dpfy.accounting.tight import curve_of
-
-        known = [row for row in self.of(PAIR, LOOSE) if not isinstance(row[0], ev.Nothing)]
-        for leaf, count in self.of(RENYI):
-            if isinstance(leaf, ev.RepeatAndSelect) and math.isfinite(leaf.shape):  # all scores alike: the best is any one run
-                known += [(one, n * count) for one, n in leaves(leaf.event) if language(one, self.adjacency) in (PAIR, LOOSE)]
-        return curve_of(_composed(tuple(known), self.adjacency)) if known else None
-
-    def _curve(self, exact: tuple[str, ...], renyi: tuple[str, ...], profile: Callable[[ev.BallsInBins], Sides]) -> Curve:
-        from dpfy.accounting.tight import curve_of
-
-        parts = _composed(self.of(*exact), self.adjacency)
-        more = [(sampled(leaf, self.adjacency), count) for leaf, count in self.of(SAMPLED)]
-        if self.of(*renyi):
-            more.append((_symmetric(*divergences(self.of(*renyi), self.adjacency)), 1))
-        more += [(_release(*profile(leaf)), count) for leaf, count in self.of(BINS)]  # type: ignore[arg-type]
-        return curve_of(replace(parts, releases=(*parts.releases, *more)))
-
-
-Sides = tuple[Points, Points]
+    def turned(self, release: Release) -> Release:
+        """`release` as it is met here."""
+        return release.swapped if self.piece.swapped else release
 
 
 class MixtureCurve:
-    """Bounds on the privacy curve of a mixture of languages: the worst over where a unit may lie, each by its best route."""
+    """Bounds on the privacy curve of releases in several languages. Everything that takes long is computed when asked for."""
 
-    def __init__(self, cases: Sequence[Case]) -> None:
-        self._cases = cases
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        self._parts = parts
 
     def epsilon(self, delta: float) -> float:
-        """Upper bound on epsilon at `delta`."""
-        return max(min(route.epsilon(delta) for route in case.routes) for case in self._cases)
+        """Upper bound on epsilon at `delta`, by the best route."""
+        return min(route.epsilon(delta) for route in self._routes)
 
     def delta(self, epsilon: float) -> float:
-        """Upper bound on delta at `epsilon`."""
-        return max(min(route.delta(epsilon) for route in case.routes) for case in self._cases)
+        """Upper bound on delta at `epsilon`, by the best route."""
+        return min(route.delta(epsilon) for route in self._routes)
 
     def epsilon_lower(self, delta: float) -> float | None:
-        """Lower bound on epsilon at `delta`: that of the releases with an exact pair, the rest being free at best. None without any."""
-        found = [case.lower.epsilon_lower(delta) for case in self._cases if case.lower is not None]
-        known = [value for value in found if value is not None]
-        if known and max(known) > self.epsilon(delta):
-            raise Internal("an upper bound on epsilon lies above the lower bound", f"{self.epsilon(delta):.9g} is below {max(known):.9g}")
-        return max(known) if known else None
+        """Lower bound on epsilon at `delta`: that of what is surely released, the rest being free at best. None without any.
+
+        Surely released are the releases with an exact pair, and one run of every tuning that makes at least one: where all scores are
+        alike the best of them is any one.
+        """
+        known = list(self._of(PAIR, LOOSE))
+        for part in self._of(RENYI):
+            if isinstance(part.leaf, ev.RepeatAndSelect) and math.isfinite(part.leaf.shape):
+                inner = sorted_out((replace(part.piece, event=ev.Repeated(part.leaf.event, part.count)),))
+                known += [one for one in inner if one.language in (PAIR, LOOSE)]
+        lower = curve_of(_composed(known)).epsilon_lower(delta) if known else None
+        if lower is not None and lower > self.epsilon(delta):
+            raise Internal(
+                "an upper bound on epsilon lies above the lower bound", f"{self.epsilon(delta):.9g} is below {lower:.9g}"
+            )
+        return lower
+
+    @cached_property
+    def _routes(self) -> list[Curve]:
+        """Curves that all hold, so that the least bound counts."""
+        spoken = {part.language for part in self._parts}
+        if spoken == {RENYI}:
+            orders, values, infinity = divergences(self._parts)
+            return [rdp.RdpCurve(tuple(orders), values, infinity)]
+        if spoken == {PROFILE} and len(self._parts) == 1 and self._parts[0].count == 1:
+            return [_profile(self._parts[0]).alone()]
+        found = [self._route((PAIR, LOOSE), (RENYI,))]
+        if sum(part.count for part in self._of(LOOSE)) > 1:
+            found.append(self._route((PAIR,), (RENYI, LOOSE)))
+        if PROFILE in spoken:  # where delta is about as small as the chance that draws mislead, what is certain is better
+            found.append(self._route((PAIR, LOOSE), (RENYI,), certain=True))
+        return found
+
+    def _route(self, exact: tuple[str, ...], renyi: tuple[str, ...], certain: bool = False) -> Curve:
+        """The curve of all pairs convolved: exact ones, that of the divergences together, those of the profiles."""
+        parts = _composed(self._of(*exact))
+        more = [(part.turned(sampled(part.leaf, part.adjacency)), part.count) for part in self._of(SAMPLED)]
+        if known := self._of(*renyi):
+            more.append((_symmetric(*divergences(known)), 1))
+        for part in self._of(PROFILE):
+            profile = _profile(part)
+            more.append((part.turned(_release(*(profile.certain() if certain else profile.sides()))), part.count))
+        return curve_of(replace(parts, releases=(*parts.releases, *more)))
+
+    def _of(self, *languages: str) -> tuple[Part, ...]:
+        return tuple(part for part in self._parts if part.language in languages)
 
 
-def cases(event: Event, adjacency: Adjacency) -> list[Case]:
-    """What the releases of `event` are to a unit, for every way in which it may lie in named parts of the data.
+def curve(world: World) -> Curve:
+    """The curve of all that a unit touches in one world.
 
-    Guarantees: nothing is computed that takes long. A release that no language knows raises `Unsupported`.
+    Guarantees: an upper bound for every mixture; a release that no language knows raises `Unsupported` with the way out, before anything
+    that takes long is computed.
     """
-    found = []
-    for choice in _choices(tuple(leaves(event)), adjacency):
-        found.append(Case(adjacency, tuple((language(leaf, adjacency), leaf, count) for leaf, count in choice)))
-    return list(dict.fromkeys(found))
+    parts = sorted_out(world)
+    return curve_of(together(world)) if all(part.language == PAIR for part in parts) else MixtureCurve(parts)
+
+
+def sorted_out(world: World) -> tuple[Part, ...]:
+    """Every release of a world with its language."""
+    rows = [(leaf, count, piece) for piece in world for leaf, count in leaves(piece.event)]
+    return tuple(Part(language(leaf, piece.adjacency), leaf, count, piece) for leaf, count, piece in rows)
 
 
 def language(leaf: Event, adjacency: Adjacency) -> str:
     """The language in which a release is best known; `Unsupported` where there is none, with the way out."""
-    if isinstance(leaf, ev.BallsInBins):
-        if (problem := MonteCarlo().why_not(leaf, adjacency)) is not None:
-            raise Unsupported(f"BallsInBins under {adjacency.value}", problem)
-        return BINS
+    if (profile := row_of(leaf).profile) is not None:
+        profile(leaf, adjacency)
+        return PROFILE
     try:
         composition(leaf, adjacency)
     except Unsupported as no_pair:
@@ -148,55 +158,30 @@ def language(leaf: Event, adjacency: Adjacency) -> str:
     return LOOSE if isinstance(leaf, ev.BoundedRange) else PAIR
 
 
-def _choices(whole: Leaves, adjacency: Adjacency) -> list[Leaves]:
-    """The releases as each unit meets them: of releases on disjoint parts only the ones on the part it lies in.
-
-    Releases over the same names are about the same parts. Over different names every combination counts, also those that no unit has.
-    Under replace-one a unit may move from one part to another: there, and where there are too many, the parts are left as they are.
-    """
-    split: dict[frozenset[str], list[tuple[ev.Parallel, int]]] = {}
-    rest: list[tuple[Event, int]] = []
-    for leaf, count in whole:
-        if isinstance(leaf, ev.Parallel) and adjacency is not Adjacency.REPLACE_ONE:
-            split.setdefault(frozenset(name for name, _ in leaf.parts), []).append((leaf, count))
-        else:
-            rest.append((leaf, count))
-    if math.prod(len(names) for names in split) > MOST_CASES:
-        return [whole]
-    found: dict[Leaves, None] = {}
-    for chosen in product(*(sorted(names) for names in split)):
-        parts = [
-            ev.Repeated(dict(leaf.parts)[name], count)
-            for name, group in zip(chosen, split.values(), strict=True)
-            for leaf, count in group
-        ]
-        met = tuple(leaves(ev.Composed((*(ev.Repeated(leaf, count) for leaf, count in rest), *parts))))
-        for choice in _choices(met, adjacency) if parts else [met]:
-            found[choice] = None
-    return list(found)
+def _composed(parts: Iterable[Part]) -> Composition:
+    """The exact pairs of these releases."""
+    return together(tuple(replace(part.piece, event=ev.Repeated(part.leaf, part.count)) for part in parts))
 
 
-def _composed(whole: Leaves, adjacency: Adjacency) -> Composition:
-    return composition(ev.Composed(tuple(ev.Repeated(leaf, count) for leaf, count in whole)), adjacency)
+def _profile(part: Part) -> Profile:
+    known = row_of(part.leaf).profile
+    assert known is not None
+    return known(part.leaf, part.adjacency)
 
 
-def divergences(whole: Leaves, adjacency: Adjacency) -> tuple[Array, Array, float]:
+def divergences(parts: tuple[Part, ...]) -> tuple[Array, Array, float]:
     """Orders, the Rényi divergences of all releases together at them, and the chance of an infinite loss.
 
     Guarantees: upper bounds in both directions, valid for adaptive composition at each order.
     """
-    orders = np.asarray(_orders(whole))
+    own = {order for part in parts if isinstance(part.leaf, ev.RenyiCurve) for order in part.leaf.orders}
+    usual = MANY if all(isinstance(part.leaf, CLOSED) for part in parts) else rdp.ORDERS
+    orders = tuple(sorted({*usual, *own}))
     total, infinity = np.zeros(len(orders)), 0.0
-    for leaf, count in whole:
-        values, chance = _divergences(leaf, adjacency, tuple(orders))
-        total, infinity = total + count * values, infinity + count * chance
-    return orders, total, infinity
-
-
-def _orders(whole: Leaves) -> tuple[float, ...]:
-    own = {order for leaf, _ in whole if isinstance(leaf, ev.RenyiCurve) for order in leaf.orders}
-    usual = MANY if all(isinstance(leaf, CLOSED) for leaf, _ in whole) else rdp.ORDERS
-    return tuple(sorted({*usual, *own}))
+    for part in parts:
+        values, chance = _divergences(part.leaf, part.adjacency, orders)
+        total, infinity = total + part.count * values, infinity + part.count * chance
+    return np.asarray(orders), total, infinity
 
 
 @lru_cache(maxsize=64)
@@ -205,8 +190,8 @@ def _divergences(leaf: Event, adjacency: Adjacency, orders: tuple[float, ...]) -
     values, chance = rdp.approximate(leaf, adjacency, orders)
     if not (isinstance(leaf, ev.RepeatAndSelect) and math.isinf(leaf.shape)) or chance > 0:
         return values, chance
-    one, alphas = rdp.divergences(leaf.event, adjacency, orders), np.asarray(orders)
-    deltas = _knots(leaf.event, adjacency)
+    one, deltas = rdp.divergences(leaf.event, adjacency, orders), _knots(leaf.event, adjacency)
+    alphas = np.asarray(orders)
     better = selected(alphas, one, leaf.mean, leaf.shape, lambda epsilon: float(np.interp(math.exp(epsilon), KNOTS, deltas)))
     return np.minimum(values, np.maximum(better, 0.0)), chance
 
@@ -216,8 +201,8 @@ def _knots(event: Event, adjacency: Adjacency) -> tuple[float, ...]:
     """delta of one run at the knots: its true curve is convex in e^epsilon and falls, so chords and the last value are bounds."""
     from dpfy.accounting.tight import Tight
 
-    curve = Tight().curve(event, adjacency)
-    return tuple(curve.delta(math.log(t)) for t in KNOTS)
+    one_run = Tight().curve(event, adjacency)
+    return tuple(one_run.delta(math.log(t)) for t in KNOTS)
 
 
 def _symmetric(orders: Array, values: Array, infinity: float) -> Release:
@@ -240,7 +225,8 @@ def sampled(leaf: Event, adjacency: Adjacency) -> Release:
     (P, (1 - q) P + q Q) for adding it. The pair here is the same in both directions.
     """
     assert isinstance(leaf, ev.PoissonSampled)
-    whole = _symmetric(*divergences(tuple(leaves(leaf.event)), adjacency))
+    piece = Piece(leaf.event, adjacency)
+    whole = _symmetric(*divergences(tuple(Part(RENYI, one, count, piece) for one, count in leaves(leaf.event))))
     if leaf.rate == 1 or not isinstance(whole.removed, Atoms):
         return whole
     return Release(thinned_removed(whole.removed, leaf.rate), thinned_added(whole.removed, leaf.rate), touched=leaf.rate)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from dpfy.accounting.leaves import plain_leaves
-from dpfy.accounting.rows import movable
+from dpfy.accounting.leaves import leaves
+from dpfy.accounting.rows import movable, row_of
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Composed, Event, Parallel, Repeated
 from dpfy.core.guarantee import Curve
@@ -19,6 +19,10 @@ from dpfy.core.unit import Adjacency
 
 MOST_WORLDS = 256
 """Ways in which a unit can touch the parts: each is a curve of its own."""
+
+
+class TooManyWorlds(Unsupported):
+    """Disjoint parts can be met in more ways than there is time for."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ def worlds(event: Event, adjacency: Adjacency) -> list[World]:
     """
     rest: list[Event] = []
     choices: list[list[World]] = []
-    for one, count in plain_leaves(event):
+    for leaf, count in leaves(event):
+        one = _plain(leaf)
         if isinstance(one, Parallel):
             choices.append(_choices(one, count, adjacency))
         else:
@@ -51,9 +56,25 @@ def worlds(event: Event, adjacency: Adjacency) -> list[World]:
     for found in choices:
         number *= len(found)
     if number > MOST_WORLDS:
-        raise Unsupported(f"{number} ways to lie in disjoint parts of the data", "use --accountant rdp, or name fewer parts")
+        raise TooManyWorlds(f"{number} ways to lie in disjoint parts of the data", "use --accountant rdp, or name fewer parts")
     whole = (Piece(Composed(tuple(rest)), adjacency),) if rest else ()
     return [whole + sum(picked, ()) for picked in product(*choices)]
+
+
+def every_world(event: Event, adjacency: Adjacency) -> list[World]:
+    """`worlds`; where there are too many of them the event as it is, whose parts are then compared by their Rényi divergences."""
+    try:
+        return worlds(event, adjacency)
+    except TooManyWorlds:
+        return [(Piece(event, adjacency),)]
+
+
+def _plain(leaf: Event) -> Event:
+    """A leaf without its trivial cases, or as it is where it has no simple form."""
+    try:
+        return row_of(leaf).plain(leaf)
+    except Unsupported:
+        return leaf
 
 
 def _choices(event: Parallel, count: int, adjacency: Adjacency) -> list[World]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpfy.accounting.rows import TABLE, row_of, way_out
+from dpfy.accounting.rows import TABLE, row_of
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event
 from dpfy.core.unit import Adjacency
@@ -37,7 +37,7 @@ def to_peer(event: Event) -> Any:
     """
     peer = row_of(event).peer
     if peer is None:
-        raise Unsupported(f"{type(event).__name__} in dp-accounting", way_out(event, "use --accountant tight or rdp"))
+        raise Unsupported(f"{type(event).__name__} in dp-accounting", "use --accountant tight or rdp")
     return getattr(_library().dp_event, peer.name)(*peer.arguments(event, to_peer))
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
 from dpfy.core.errors import Internal
+from dpfy.core.guarantee import Curve
 
 Bound = Callable[[Array], Array]
 """Upper bounds on delta at an array of epsilons >= 0, ascending."""
@@ -51,6 +52,23 @@ class Points:
     def __post_init__(self) -> None:
         if self.epsilons[0] != 0 or (np.diff(self.epsilons) <= 0).any() or np.isnan(self.deltas).any():
             raise Internal("the points of a privacy profile ascend from 0", f"they begin with {self.epsilons[:3]}")
+
+
+Sides = tuple[Points, Points]
+"""A profile: removing the unit, adding it."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A release that is known by its privacy profile; each is computed when asked for.
+
+    `alone`: its curve, as exact as it can be where nothing else is released. `sides`: the whole profile. `certain`: the same as far as
+    it is known without chance.
+    """
+
+    alone: Callable[[], Curve]
+    sides: Callable[[], Sides]
+    certain: Callable[[], Sides]
 
 
 @dataclass(frozen=True)

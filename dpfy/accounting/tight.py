@@ -9,8 +9,8 @@ from typing import Any
 from dpfy.accounting.gaussian import GaussianCurve
 from dpfy.accounting.leaves import delta_within
 from dpfy.accounting.losses import verified
-from dpfy.accounting.pairs import Composition, together
-from dpfy.accounting.parallel import worst
+from dpfy.accounting.pairs import Composition
+from dpfy.accounting.parallel import every_world, worst
 from dpfy.accounting.pld import (
     DOWN,
     TOLERANCE,

@@ -19,7 +19,6 @@ from dpfy.accounting.rows.row import (
     releases,
     row_of,
     unsampled,
-    way_out,
     words,
 )
 
@@ -35,7 +34,6 @@ __all__ = [
     "releases",
     "row_of",
     "unsampled",
-    "way_out",
     "words",
 ]
 

@@ -23,11 +23,21 @@ def _repeated_unsampled(event: ev.Repeated, most: int | None) -> Event:
 
 
 def _selected(event: ev.RepeatAndSelect, adjacency: Adjacency, alphas: Array) -> Divergences:
-    """Papernot & Steinke 2022."""
-    from dpfy.accounting.rdp import divergences
+    """Papernot & Steinke 2022; a run whose loss is infinite with a small chance fails as often as any of them does.
+
+    Write P = (1 - d) P' + d P'' and Q = (1 - d) Q' + d Q'', P' and Q' the outcomes of finite loss. That no run meets P'' (or Q'') has the
+    same chance in both worlds, at least 1 - mean d. Given that, the runs are those of P' (or Q'), and their number has probabilities
+    multiplied by (1 - d)^k: again a truncated negative binomial with a larger gamma, or a Poisson number with a smaller mean, hence
+    cheaper. P' and Q' are P and Q over 1 - d at most: their divergences exceed those of the finite parts by a / (a - 1) log(1 / (1 - d)).
+    """
+    from dpfy.accounting.rdp import approximate
     from dpfy.accounting.tuning import selected
 
-    return selected(alphas, divergences(event.event, adjacency, tuple(alphas)), event.mean, event.shape), 0.0
+    values, chance = approximate(event.event, adjacency, tuple(alphas))
+    if chance >= 1:
+        return np.full(len(alphas), np.inf), 0.0
+    finite = values - alphas / (alphas - 1) * np.log1p(-chance)
+    return np.maximum(selected(alphas, finite, event.mean, event.shape), 0.0), min(1.0, event.mean * chance)
 
 
 def _each(event: ev.Parallel, change: Callable[[Event], Event]) -> ev.Parallel:

@@ -8,9 +8,10 @@ from typing import Any
 
 from dpfy.accounting.losses import Loss
 from dpfy.accounting.moments import Array
+from dpfy.accounting.profiles import Profile
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
-from dpfy.core.events import CODEC, BallsInBins, Event
+from dpfy.core.events import CODEC, Event
 from dpfy.core.unit import Adjacency
 
 
@@ -35,7 +36,6 @@ class Release:
 
 
 Releases = tuple[tuple[Release, int], ...]
-Curve = Callable[[float], float]
 Divergences = tuple[Array, float]
 
 
@@ -50,7 +50,7 @@ class Peer:
 
 def no_pair(event: Event, adjacency: Adjacency) -> Release:
     """No dominating pair is known."""
-    raise Unsupported(f"{type(event).__name__} by the tight accountant", way_out(event, "use --accountant rdp"))
+    raise Unsupported(f"{type(event).__name__} by a dominating pair of its own", "use --accountant tight or rdp")
 
 
 def no_sampling(event: Event, rate: float, adjacency: Adjacency) -> Release:
@@ -64,7 +64,7 @@ def no_sampling(event: Event, rate: float, adjacency: Adjacency) -> Release:
 
 def no_rho(event: Event, adjacency: Adjacency) -> float:
     """No zCDP bound is known."""
-    raise Unsupported(f"{type(event).__name__} by the zcdp accountant", way_out(event, "use --accountant rdp or tight"))
+    raise Unsupported(f"{type(event).__name__} by the zcdp accountant", "use --accountant tight or rdp")
 
 
 def not_pure(event: Event, adjacency: Adjacency) -> float:
@@ -100,7 +100,7 @@ class Row:
     - `poisson`: the pair of the event on a Poisson sample
     - `divergences`: Rényi divergences at orders, and the chance of an infinite loss, where they are not those of the pair; `orders`: at
       which they are known best
-    - `profile`: delta as a function of epsilon, an upper bound, for what has neither
+    - `profile`: a bound on delta at every epsilon, for what is known by that
     - `gaussian`: the noise multiplier of the plain Gaussian that the event is, if it is one; `rho`: zCDP; `pure`: epsilon at delta 0
     - `group`: the event as a group of so many units sees it
     - `plain`: the event without trivial cases (rate 1 and the like)
@@ -117,7 +117,7 @@ class Row:
     poisson: Callable[[Any, float, Adjacency], Release] = no_sampling
     divergences: Callable[[Any, Adjacency, Array], Divergences] | None = None
     orders: Callable[[Any], tuple[float, ...]] = lambda event: ()
-    profile: Callable[[Any, Adjacency], Curve] | None = None
+    profile: Callable[[Any, Adjacency], Profile] | None = None
     gaussian: Callable[[Any], float | None] = lambda event: None
     rho: Callable[[Any, Adjacency], float] = no_rho
     pure: Callable[[Any, Adjacency], float] = not_pure
@@ -190,9 +190,3 @@ def refuse_replaced(event: Event) -> None:
     raise Unsupported(
         f"Poisson sampling of {type(event).__name__} under replace-one", "use --adjacency add-or-remove-one or zero-out"
     )
-
-
-def way_out(event: object, otherwise: str) -> str:
-    """Where to go with a release that an accountant has no bound for: balls-in-bins has one accountant, the rest `otherwise`."""
-    alone = "use --accountant monte-carlo, which reads one balls-in-bins release by itself"
-    return alone if isinstance(event, BallsInBins) else otherwise

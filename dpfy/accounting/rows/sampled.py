@@ -11,6 +11,7 @@ from dpfy.accounting import limits
 from dpfy.accounting.gaussian_losses import GaussianPair
 from dpfy.accounting.moments import Array
 from dpfy.accounting.other_losses import Mixture, fold
+from dpfy.accounting.profiles import Profile
 from dpfy.accounting.rows.noise import moved, rated, sampled_gaussian
 from dpfy.accounting.rows.row import Divergences, Peer, Release, Row, halved_inside, no_group, row_of, unsampled, words
 from dpfy.core import events as ev
@@ -218,10 +219,24 @@ def _bins_unsampled(event: ev.BallsInBins, most: int | None) -> Event:
     return ev.Gaussian(event.noise_multiplier / math.sqrt(max(row[j] for j, row in enumerate(event.gram))))
 
 
-def _bins_profile(event: ev.BallsInBins, adjacency: Adjacency) -> Any:
-    from dpfy.accounting.bins import MonteCarlo
+def _bins_profile(event: ev.BallsInBins, adjacency: Adjacency) -> Profile:
+    from dpfy.accounting import bins_profile
+    from dpfy.accounting.bins import BinsCurve
 
-    return MonteCarlo().curve(event, adjacency).delta
+    _bins_proven(adjacency)
+    return Profile(lambda: BinsCurve(event), lambda: bins_profile.profile(event), lambda: bins_profile.certain(event))
+
+
+def _bins_divergences(event: ev.BallsInBins, adjacency: Adjacency, alphas: Array) -> Divergences:
+    from dpfy.accounting import bins_profile
+
+    _bins_proven(adjacency)
+    return np.maximum(*bins_profile.divergences(event, alphas)), 0.0
+
+
+def _bins_proven(adjacency: Adjacency) -> None:
+    if adjacency is Adjacency.REPLACE_ONE:
+        raise Unsupported("BallsInBins under replace-one", "its pair is proven for --adjacency add-or-remove-one and zero-out")
 
 
 ROWS = (
@@ -283,6 +298,7 @@ ROWS = (
         ev.BallsInBins,
         words=lambda e: f"one Gaussian release of the whole run in {len(e.gram)} secret bins, noise {e.noise_multiplier:.6g}",
         profile=_bins_profile,
+        divergences=_bins_divergences,
         unsampled=_bins_unsampled,
         within=lambda e: limits.noise("noise_multiplier", e.noise_multiplier),
     ),
