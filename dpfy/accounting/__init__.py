@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from math import isinf
+
 from dpfy.accounting import calibrate
 from dpfy.accounting.filters import RenyiFilter, RenyiOdometer
 from dpfy.accounting.table import DEFAULT, TABLE, accountant
 from dpfy.core import check
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.events import Event
 from dpfy.core.guarantee import Curve, Guarantee
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
-__all__ = ["DEFAULT", "TABLE", "RenyiFilter", "RenyiOdometer", "accountant", "calibrate", "curve", "epsilon", "guarantee"]
+__all__ = [
+    "DEFAULT",
+    "TABLE",
+    "RenyiFilter",
+    "RenyiOdometer",
+    "accountant",
+    "calibrate",
+    "curve",
+    "epsilon",
+    "guarantee",
+    "why_not",
+]
 
 PURE = ("basic", "advanced")
 """Accountants that can state a guarantee at delta 0."""
+
+FAR = 1e6
+"""An epsilon so large that only what has no protection at all has a delta of 1 there."""
 
 _accountant = accountant
 
@@ -35,6 +51,29 @@ def epsilon(
     if check.below_one("delta", delta) == 0 and accountant not in PURE:
         raise InvalidInput("delta", delta, f"must lie strictly between 0 and 1; a pure guarantee takes --accountant {PURE[0]}")
     return curve(event, adjacency=adjacency, accountant=accountant).epsilon(delta)
+
+
+def why_not(
+    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, accountant: str = DEFAULT
+) -> str | None:
+    """None if the guarantee of `event`, a whole bill, can be stated at `delta`; else one line that says why not.
+
+    For whoever is about to make the releases: it makes the computation that the card will make, both bounds included, so that what is
+    reserved has a guarantee when it ends. What nobody could compute anyway (an unknown mixture, a wrong adjacency) is refused at once.
+
+    Guarantees: after None, `curve` of the same event and accountant answers at `delta`, with a finite epsilon unless a release has no
+    protection at all.
+    """
+    try:
+        found = curve(event, adjacency=adjacency, accountant=accountant)
+        upper = epsilon(event, delta, adjacency=adjacency, accountant=accountant) if delta == 0 else found.epsilon(delta)
+        if delta > 0:
+            found.epsilon_lower(delta)
+    except DpfyError as error:
+        return str(error)
+    if isinf(upper) and found.delta(FAR) < 1:
+        return f"epsilon is infinite at delta {delta:g}: something released fails with a chance as large; state a larger delta"
+    return None
 
 
 def guarantee(

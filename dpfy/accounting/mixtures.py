@@ -175,8 +175,8 @@ def divergences(parts: tuple[Part, ...]) -> tuple[Array, Array, float]:
     Guarantees: upper bounds in both directions, valid for adaptive composition at each order.
     """
     own = {order for part in parts if isinstance(part.leaf, ev.RenyiCurve) for order in part.leaf.orders}
-    usual = MANY if all(isinstance(part.leaf, CLOSED) for part in parts) else rdp.ORDERS
-    orders = tuple(sorted({*usual, *own}))
+    more = MANY if all(isinstance(part.leaf, CLOSED) for part in parts) else ()
+    orders = tuple(sorted({*rdp.ORDERS, *more, *own}))
     total, infinity = np.zeros(len(orders)), 0.0
     for part in parts:
         values, chance = _divergences(part.leaf, part.adjacency, orders)

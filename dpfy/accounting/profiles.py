@@ -73,7 +73,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class _Vertex:
-    """A point of the envelope: epsilon, the bound on f there and, where epsilon <= 0, the bound of the other direction at -epsilon."""
+    """A point of the envelope: epsilon, the bound on f there, and the bound of the other direction at -epsilon that it amounts to."""
 
     epsilon: float
     value: float
@@ -94,9 +94,9 @@ def dominating(forward: Points, backward: Points) -> Atoms:
         chain = _pushed(chain, _Vertex(float(epsilon), -math.expm1(epsilon) + math.exp(epsilon) * float(delta), float(delta)))
     chain = _pushed(chain, _Vertex(0.0, centre, centre))
     for epsilon, delta in zip(forward.epsilons[1:], ahead[1:], strict=True):
-        chain = _pushed(chain, _Vertex(float(epsilon), float(delta), math.nan))
+        chain = _pushed(chain, _Vertex(float(epsilon), float(delta), float(delta) * math.exp(-epsilon) - math.expm1(-epsilon)))
     infinity = chain[-1].value
-    chain = _pushed(chain, _Vertex(math.inf, infinity, math.nan))
+    chain = _pushed(chain, _Vertex(math.inf, infinity, 1.0))
     rows = [(b.epsilon, _mass(a, b, c)) for a, b, c in zip(chain, chain[1:], chain[2:], strict=False)]
     rows = [(epsilon, mass) for epsilon, mass in rows if mass > 0]
     if infinity >= 1 or not rows:
@@ -130,7 +130,7 @@ def _mass(a: _Vertex, b: _Vertex, c: _Vertex) -> float:
     Negative or zero where b lies on or above the edge from a to c. Left of epsilon 0 the same in terms of the other direction, where
     nothing cancels.
     """
-    if c.epsilon <= 0:
+    if b.epsilon < 0:
         rise = (c.mirrored - b.mirrored) / -math.expm1(b.epsilon - c.epsilon)
         return math.exp(b.epsilon) * (rise - (b.mirrored - a.mirrored) / _expm1(b.epsilon - a.epsilon))
     return (c.value - b.value) / _expm1(c.epsilon - b.epsilon) - (b.value - a.value) / -math.expm1(a.epsilon - b.epsilon)
