@@ -34,6 +34,8 @@ from dpfy.core.unit import Adjacency
 
 PAIR, LOOSE, SAMPLED, RENYI, PROFILE = "pair", "loose pair", "sampled Rényi curve", "Rényi curve", "profile"
 """The languages: an exact pair; a pair that is exact for one release only; divergences on a Poisson sample; divergences; a profile."""
+WIDE = 1.0
+"""Choices of a larger range may cost less by their divergences than by their pairs: both are tried."""
 CLOSED = (ev.Zcdp, ev.RenyiCurve)
 """Events whose divergences cost nothing to compute: where there are no others, many more orders are tried."""
 MANY = tuple(1 + 10 ** (x / 60) for x in range(-180, 361))
@@ -155,7 +157,7 @@ def language(leaf: Event, adjacency: Adjacency) -> str:
         except Unsupported:
             raise no_pair from None
         return RENYI
-    return LOOSE if isinstance(leaf, ev.BoundedRange) else PAIR
+    return LOOSE if isinstance(leaf, ev.BoundedRange) and leaf.epsilon > WIDE else PAIR
 
 
 def _composed(parts: Iterable[Part]) -> Composition:
@@ -174,7 +176,7 @@ def divergences(parts: tuple[Part, ...]) -> tuple[Array, Array, float]:
 
     Guarantees: upper bounds in both directions, valid for adaptive composition at each order.
     """
-    own = {order for part in parts if isinstance(part.leaf, ev.RenyiCurve) for order in part.leaf.orders}
+    own = set().union(*(rdp.known_orders(part.leaf) for part in parts))
     more = MANY if all(isinstance(part.leaf, CLOSED) for part in parts) else ()
     orders = tuple(sorted({*rdp.ORDERS, *more, *own}))
     total, infinity = np.zeros(len(orders)), 0.0

@@ -317,9 +317,8 @@ def test_parts_within_parts_and_too_many_of_them() -> None:
     nested = ev.Parallel((("a", _parts(ev.Gaussian(3.0), ev.Gaussian(2.0))), ("b", ev.Gaussian(4.0))))
     assert accounting.epsilon(nested, 1e-5) == accounting.epsilon(ev.Gaussian(2.0), 1e-5)
     many = _parts(*(ev.Gaussian(2.0 + k) for k in range(300)))
-    with pytest.raises(Unsupported, match="rdp"):
-        accounting.curve(many)
-    assert math.isfinite(accounting.epsilon(many, 1e-5, accountant="rdp"))
+    assert accounting.epsilon(ev.Gaussian(2.0), 1e-5) < accounting.epsilon(many, 1e-5)  # by divergences, which is not exact
+    assert accounting.epsilon(many, 1e-5) <= accounting.epsilon(many, 1e-5, accountant="rdp")
     same = _parts(*[ev.Gaussian(2.0)] * 300)
     assert accounting.epsilon(same, 1e-5) == accounting.epsilon(ev.Gaussian(2.0), 1e-5)
 

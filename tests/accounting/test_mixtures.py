@@ -217,6 +217,11 @@ def test_many_choices_by_the_exponential_mechanism_are_cheaper_by_their_divergen
     assert many < 0.75 * accounting.epsilon(ev.Repeated(ev.EpsilonDelta(0.1), 400), 1e-6)
 
 
+def test_choices_of_a_wide_range_take_the_cheaper_language() -> None:
+    for event in (ev.Repeated(ev.BoundedRange(6.0), 40), ev.Repeated(ev.BoundedRange(3.0), 5)):
+        assert accounting.epsilon(event, 1e-6) <= accounting.epsilon(event, 1e-6, accountant="rdp") * (1 + 1e-4)
+
+
 def test_balls_in_bins_with_a_tiny_delta_fall_back_on_what_is_certain(few_draws) -> None:
     """Below the chance that draws mislead the bound rests on divergences and on the longest response alone."""
     both = ev.Composed((BANDED, ev.Gaussian(4.0)))
