@@ -9,7 +9,7 @@ from dpfy.accounting.gaussian import GaussianCurve
 from dpfy.accounting.leaves import plain_leaves
 from dpfy.accounting.rows import moves, row_of
 from dpfy.core import check
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import Unsupported, refusal
 from dpfy.core.events import Event, Nothing
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
@@ -43,11 +43,7 @@ class Gdp:
 
     def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
         """None if `curve` would answer, else why not and which route would."""
-        try:
-            mu_of(event, adjacency)
-        except Unsupported as error:
-            return str(error)
-        return None
+        return refusal(mu_of, event, adjacency)
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
         """The exact curve of a composition of Gaussians."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from dpfy.accounting.rows import grouped as of_group
+from dpfy.accounting.rows.stated import walked
 from dpfy.core import check
 from dpfy.core.guarantee import Curve
 
@@ -20,10 +21,8 @@ def textbook(epsilon: float, delta: float, size: int) -> tuple[float, float]:
 def from_curve(curve: Curve, epsilon: float, size: int) -> float:
     """The delta at `epsilon` of a group of `size`, from the curve of one member alone.
 
-    Walking from one data set to the other through `size` neighbours multiplies by e^e and adds delta(e) at each step, with
-    e = epsilon / size: delta = delta(e) (e^{k e} - 1) / (e^e - 1). Never above the textbook rule, which bounds the sum by its
+    With e = epsilon / size: delta(e) (e^{k e} - 1) / (e^e - 1), see `walked`. Never above the textbook rule, which bounds the sum by its
     largest term times k.
     """
     each = check.nonnegative("epsilon", epsilon) / check.integer("size", size)
-    factor = float(size) if each == 0 else math.expm1(min(size * each, 700.0)) / math.expm1(each)
-    return min(1.0, curve.delta(each) * factor)
+    return walked(curve.delta(each), each, size)

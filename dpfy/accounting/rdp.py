@@ -14,7 +14,7 @@ from dpfy.accounting.moments import Array
 from dpfy.accounting.pairs import composition
 from dpfy.accounting.rows import row_of
 from dpfy.core import check
-from dpfy.core.errors import Internal, Unsupported
+from dpfy.core.errors import Internal, Unsupported, refusal
 from dpfy.core.events import Event, inside
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
@@ -123,11 +123,7 @@ class Rdp:
 
     def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
         """None if `curve` would answer, else why not and which route would."""
-        try:
-            approximate(event, adjacency, (2.0,))
-        except Unsupported as error:
-            return str(error)
-        return None
+        return refusal(approximate, event, adjacency, (2.0,))
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
         """The curve of `event`. Guarantees: upper bounds; an event without Rényi bound raises `Unsupported`."""
@@ -178,11 +174,7 @@ class ZcdpAccountant:
 
     def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
         """None if `curve` would answer, else why not and which route would."""
-        try:
-            rho(event, adjacency)
-        except Unsupported as error:
-            return str(error)
-        return None
+        return refusal(rho, event, adjacency)
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
         """The curve of `event`. Guarantees: upper bounds."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class DpfyError(Exception):
     """Base of every error that dpfy raises on purpose; the command line turns it into one line and exit status 2."""
@@ -21,6 +23,15 @@ class Unsupported(DpfyError):
     def __init__(self, what: str, way_out: str) -> None:
         self.what, self.way_out = what, way_out
         super().__init__(f"{what} is not supported; {way_out}")
+
+
+def refusal(attempt: Callable[..., object], *arguments: object) -> str | None:
+    """None if ``attempt(*arguments)`` has an answer, else why it is not supported and what to do instead."""
+    try:
+        attempt(*arguments)
+    except Unsupported as error:
+        return str(error)
+    return None
 
 
 class BudgetExceeded(DpfyError):

@@ -143,6 +143,8 @@ class RenyiCurve:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.orders, tuple) or not isinstance(self.values, tuple):
+            raise InvalidInput("orders, values", (self.orders, self.values), "must be tuples")
         if len(self.orders) != len(self.values) or not self.orders:
             raise InvalidInput("values", self.values, "must pair with the orders, at least one")
         for order in self.orders:
@@ -271,6 +273,8 @@ class Parallel:
     parts: tuple[tuple[str, Event], ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.parts, tuple):
+            raise InvalidInput("parts", self.parts, "must be a tuple of pairs of a name and an event")
         for part in self.parts:
             if not isinstance(part, tuple) or len(part) != 2:
                 raise InvalidInput("parts", part, "must be pairs of a name and an event")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from dpfy.accounting.rdp import ORDERS, divergences
 from dpfy.accounting.rows import grouped, unsampled
@@ -60,6 +61,7 @@ def _renyi_of(event: ev.Event) -> ev.RenyiCurve:
 def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
     """(event, one that it dominates, adjacency): what the first reveals about anybody, the second does not exceed."""
     epsilon = 0.3
+    without = partial(ev.SampledWithoutReplacement, 50, 10)
     answers = 2 / (1 + math.exp(epsilon))  # randomized response of two answers with this epsilon
     known = [
         (ev.EpsilonDelta(epsilon), ev.Laplace(1 / epsilon), ADD),
@@ -81,6 +83,8 @@ def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
         (ev.RepeatAndSelect(STEP, 3.0, 1.0), STEP, ADD),
         (ev.PoissonSampled(0.2, ev.EpsilonDelta(epsilon)), ev.PoissonSampled(0.2, ev.BoundedRange(epsilon)), ADD),
         (ev.PoissonSampled(0.2, ev.BoundedRange(2 * epsilon)), ev.PoissonSampled(0.2, ev.Laplace(1 / epsilon)), ADD),
+        (ev.PoissonSampled(0.2, ev.BoundedRange(2 * epsilon)), ev.PoissonSampled(0.2, ev.EpsilonDelta(epsilon)), ADD),
+        (without(ev.EpsilonDelta(epsilon)), without(ev.Laplace(2 / epsilon)), REPLACE),
         (ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0), ev.PoissonSampled(0.04, ev.Gaussian(2.0)), ADD),
         (ev.Parallel((("a", STEP), ("b", GAUSSIAN))), GAUSSIAN, REPLACE),
     ]

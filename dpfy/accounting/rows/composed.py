@@ -51,7 +51,7 @@ def movable(event: Event) -> Event:
         if row_of(leaf).stated:
             raise Unsupported(
                 f"Parallel under replace-one with {type(leaf).__name__}",
-                "a unit may move from one part to another, and the statement does not cover removing it; use add-or-remove-one",
+                "a unit may move from one part to another, and nothing is known of removing it; use --adjacency add-or-remove-one",
             )
         for part in inside(leaf):
             movable(part)

@@ -277,6 +277,7 @@ ROWS = (
             lambda e, again: (e.noise_parameter, e.buckets),
             lambda e, again: ev.RandomizedResponse(e.noise_parameter, e.num_buckets),
         ),
+        stated=True,
     ),
     Row(
         ev.GaussianMixture,

@@ -107,7 +107,7 @@ class Row:
     - `unsampled`: what it is to an attacker who knows who took part; `halved`: with half the noise
     - `within`: refuses numbers that cannot be computed with
     - `peer`: the same event in dp-accounting
-    - `stated`: known only under the adjacency for which it was stated, not under another one
+    - `stated`: what is known under replace-one says nothing of adding or removing a unit
     """
 
     kind: type

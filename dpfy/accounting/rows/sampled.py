@@ -12,8 +12,9 @@ from dpfy.accounting.gaussian_losses import GaussianPair
 from dpfy.accounting.moments import Array
 from dpfy.accounting.other_losses import Mixture, fold
 from dpfy.accounting.profiles import Profile
-from dpfy.accounting.rows.noise import moved, rated, sampled_gaussian
+from dpfy.accounting.rows.noise import SILENT, moved, rated, sampled_gaussian
 from dpfy.accounting.rows.row import Divergences, Peer, Release, Row, halved_inside, no_group, row_of, unsampled, words
+from dpfy.accounting.rows.stated import amplified_pure, black_box
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event, flatten
@@ -57,12 +58,6 @@ def _poisson_pure(event: ev.PoissonSampled, adjacency: Adjacency) -> float:
     row_of(event.event).poisson(event.event, event.rate, adjacency)  # refuses what has no proof
     whole = row_of(event.event).pure(event.event, adjacency)
     return amplified_pure(whole, event.rate)
-
-
-def amplified_pure(epsilon: float, rate: float) -> float:
-    """log(1 + rate (e^epsilon - 1)), rounded up."""
-    grown = math.log1p(rate * math.expm1(epsilon)) if epsilon < 700 else epsilon + math.log(rate)
-    return min(epsilon, grown * (1 + 1e-15))
 
 
 def _poisson_divergences(event: ev.PoissonSampled, adjacency: Adjacency, alphas: Array) -> Divergences:
@@ -118,6 +113,33 @@ def _with_plain(event: ev.SampledWithReplacement) -> Event:
     return ev.SampledWithReplacement(event.source_size, event.sample_size, inner)
 
 
+def _replaced(event: FixedSize, adjacency: Adjacency) -> None:
+    """Refuse every adjacency but the one of fixed-size samples."""
+    if adjacency is not Adjacency.REPLACE_ONE:
+        what = f"{type(event).__name__} under {adjacency.value}"
+        raise Unsupported(what, "fixed-size samples are analysed under --adjacency replace-one")
+
+
+def _without_pair(event: ev.SampledWithoutReplacement, adjacency: Adjacency) -> Release:
+    """A Gaussian by its own pair; what is (epsilon, delta)-private by that alone (Balle, Barthe & Gaboardi 2018, Theorem 9)."""
+    _replaced(event, adjacency)
+    inner, q = event.event, event.sample_size / event.source_size
+    if row_of(inner).gaussian(inner) is not None:
+        return _fixed_size(event, adjacency)
+    delta = inner.delta if isinstance(inner, ev.EpsilonDelta) else 0.0
+    try:
+        epsilon = inner.epsilon if isinstance(inner, ev.EpsilonDelta) else row_of(inner).pure(inner, adjacency)
+    except Unsupported:
+        return _fixed_size(event, adjacency)
+    upper = black_box(amplified_pure(epsilon, q), q * delta).removed
+    return Release(upper, upper, (SILENT, SILENT), touched=q)  # what is attained is not known: the lower bound is zero
+
+
+def _without_pure(event: ev.SampledWithoutReplacement, adjacency: Adjacency) -> float:
+    _replaced(event, adjacency)
+    return amplified_pure(row_of(event.event).pure(event.event, adjacency), event.sample_size / event.source_size)
+
+
 def _fixed_size(event: FixedSize, adjacency: Adjacency) -> Release:
     """Fixed-size samples under replace-one: without replacement by Zhu, Dong & Wang 2022; with replacement the number of copies
     of the unit is revealed once it is drawn at all (Balle, Barthe & Gaboardi 2018, Theorem 10).
@@ -127,11 +149,11 @@ def _fixed_size(event: FixedSize, adjacency: Adjacency) -> Release:
     """
     from scipy.special import erf
 
-    name, sigma = type(event).__name__, row_of(event.event).gaussian(event.event)
-    if adjacency is not Adjacency.REPLACE_ONE:
-        raise Unsupported(f"{name} under {adjacency.value}", "fixed-size samples are analysed under --adjacency replace-one")
+    _replaced(event, adjacency)
+    sigma = row_of(event.event).gaussian(event.event)
     if sigma is None:
-        raise Unsupported(f"{name} of {type(event.event).__name__}", "use a Gaussian release, or Poisson sampling")
+        what = f"{type(event).__name__} of {type(event.event).__name__}"
+        raise Unsupported(what, "use a Gaussian release, or Poisson sampling")
     if isinstance(event, ev.SampledWithoutReplacement):
         q, copies, more = event.sample_size / event.source_size, [(1.0, 1)], 0.0
     else:
@@ -259,12 +281,14 @@ ROWS = (
     Row(
         ev.SampledWithoutReplacement,
         words=_fixed_words("without"),
-        pair=_fixed_size,
+        pair=_without_pair,
+        pure=_without_pure,
         plain=_without_plain,
         unsampled=lambda e, most: unsampled(e.event),
         halved=halved_inside,
         within=_fixed_within,
         peer=_fixed_peer(ev.SampledWithoutReplacement),
+        stated=True,
     ),
     Row(
         ev.SampledWithReplacement,
@@ -275,6 +299,7 @@ ROWS = (
         halved=halved_inside,
         within=_fixed_within,
         peer=_fixed_peer(ev.SampledWithReplacement),
+        stated=True,
     ),
     Row(
         ev.TruncatedPoissonGaussian,

@@ -10,7 +10,7 @@ import numpy as np
 from dpfy.accounting import bounded_range, limits
 from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
-from dpfy.accounting.rows.noise import sampled_atoms
+from dpfy.accounting.rows.noise import SILENT, sampled_atoms
 from dpfy.accounting.rows.row import Divergences, Peer, Release, Releases, Row, no_group, no_rho, not_pure, refuse_replaced
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
@@ -18,7 +18,7 @@ from dpfy.core.events import Event
 from dpfy.core.unit import Adjacency
 
 
-def _black_box(epsilon: float, delta: float) -> Release:
+def black_box(epsilon: float, delta: float) -> Release:
     """The pair that dominates every (epsilon, delta) mechanism: randomized response with a chance delta of telling all."""
     if delta >= 1:
         raise Unsupported("a black box with delta 1", "state the mechanism, or leave it out")
@@ -29,16 +29,38 @@ def _black_box(epsilon: float, delta: float) -> Release:
 
 
 def _box_poisson(event: ev.EpsilonDelta, rate: float, adjacency: Adjacency) -> Release:
-    """Balle, Barthe & Gaboardi 2018, Theorem 8."""
+    """The pair of the box on a Poisson sample (Zhu, Dong & Wang 2022, Theorem 11): P becomes the mixture of P and Q.
+
+    The box gives e^epsilon as much to one outcome and e^-epsilon as much to another; with chance delta it tells all, either way.
+    """
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
-    return _black_box(math.log1p(rate * math.expm1(min(event.epsilon, 700.0))), rate * event.delta)
+    epsilon, delta, q = event.epsilon, event.delta, rate
+    if delta >= 1 or epsilon >= 700:  # then masses underflow: what the two outcomes imply dominates
+        upper = black_box(amplified_pure(epsilon, q), q * delta).removed
+        return Release(upper, upper, (SILENT, SILENT), touched=q)
+    high, low = (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(epsilon))
+    more, less, alone = amplified_pure(epsilon, q), math.log1p(q * math.expm1(-epsilon)), math.log1p(-q)
+    removed = Atoms((more, less, alone), ((1 - q) * low + q * high, (1 - q) * high + q * low, (1 - q) * delta), q * delta)
+    return Release(removed, Atoms((-more, -less, -alone), (low, high, delta)), touched=q)
 
 
-def _box_group(event: ev.EpsilonDelta, size: int) -> Event:
-    total = size * event.epsilon
-    factor = float(size) if event.epsilon == 0 else math.expm1(min(total, 700.0)) / math.expm1(event.epsilon)
-    return ev.EpsilonDelta(total, min(1.0, event.delta * factor))
+def amplified_pure(epsilon: float, rate: float) -> float:
+    """log(1 + rate (e^epsilon - 1)), rounded up (Balle, Barthe & Gaboardi 2018, Theorems 8 and 9)."""
+    grown = math.log1p(rate * math.expm1(epsilon)) if epsilon < 700 else epsilon + math.log(rate)
+    return min(epsilon, grown * (1 + 1e-15))
+
+
+def walked(delta: float, epsilon: float, size: int) -> float:
+    """The delta at `size` times epsilon of a group of `size`, where one member has (epsilon, delta).
+
+    Walking from one data set to the other through `size` neighbours multiplies by e^epsilon and adds delta at each step, in all
+    delta (e^(size epsilon) - 1) / (e^epsilon - 1).
+    """
+    if delta == 0 or size * epsilon > 700:
+        return 1.0 if delta else 0.0
+    factor = float(size) if epsilon == 0 else math.expm1(size * epsilon) / math.expm1(epsilon)
+    return min(1.0, delta * factor)
 
 
 def _box_rho(event: ev.EpsilonDelta, adjacency: Adjacency) -> float:
@@ -73,7 +95,7 @@ def _range_pair(event: ev.BoundedRange, adjacency: Adjacency, steps: int = 1) ->
     """So many mechanisms of this range, each chosen with sight of the outputs before it."""
     lower = bounded_range.attained(event.epsilon, steps)
     if not bounded_range.block(event.epsilon):
-        return replace(_black_box(event.epsilon, 0.0), attained=(lower, lower))
+        return replace(black_box(event.epsilon, 0.0), attained=(lower, lower))
     both = bounded_range.composed(event.epsilon, steps)
     return Release(both, both, (lower, lower))
 
@@ -115,11 +137,11 @@ ROWS = (
     Row(
         ev.EpsilonDelta,
         words=_box_words,
-        pair=lambda e, adjacency: _black_box(e.epsilon, e.delta),
+        pair=lambda e, adjacency: black_box(e.epsilon, e.delta),
         poisson=_box_poisson,
         rho=_box_rho,
         pure=lambda e, adjacency: not_pure(e, adjacency) if e.delta else e.epsilon,
-        group=_box_group,
+        group=lambda e, size: ev.EpsilonDelta(size * e.epsilon, walked(e.delta, e.epsilon, size)),
         plain=lambda e: e if e.epsilon or e.delta else ev.Nothing(),
         within=lambda e: limits.cost("EpsilonDelta", e.epsilon),
         stated=True,
