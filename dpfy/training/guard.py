@@ -32,18 +32,25 @@ SHARE = 0.005
 
 OUTSIDE = "only training.step may move weights; load them before the run begins, and state a rule of weights alone as Update(project=...)"
 STILL = "what is not trained must stay as it was, or it would carry data past the noise: remove it, or compute it before the run begins"
+BILLED = "leave it to the run: noise that forgets what it was is not the noise that is billed"
 SHAPE = "leave them alone while a run lasts; what a first pass makes (caches, say), make before it with a public example"
 
 
 class Guard:
-    """Remembers a model, its optimizer and the average of its weights as a step left them, and refuses them if others wrote to them.
+    """Remembers a model, its optimizer, the average of its weights and the memory of its noise as a step left them.
 
-    Guarantees: `check` returns only if since the last `accept` no parameter, buffer, averaged weight or state of the optimizer was
-    written, replaced, added, frozen or unfrozen in a way that torch counts; and, where `accept` was told to look, in any way.
+    Guarantees: `check` returns only if since the last `accept` no parameter, buffer, averaged weight, memory of the noise or state of
+    the optimizer was written, replaced, added, frozen or unfrozen in a way that torch counts; and, where `accept` was told to look, in
+    any way (the memory of the noise, which may be many times the model, is only counted).
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, Tensor], records: Iterable[Tensor]
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: Mapping[str, Tensor],
+        records: Iterable[Tensor],
+        noise: Mapping[str, Tensor],
     ) -> None:
         self._optimizer, self._records = optimizer, list(records)
         self.trainable = trainable(model)
@@ -60,11 +67,12 @@ class Guard:
         self._still_marks, self._still_sum = _marks(self._still), checksum(self._still)
         self._data_marks = _marks(self._records)
         self._began, self._looked = time.perf_counter(), 0.0
-        self.accept(look=True)
+        self.accept(noise, look=True)
 
-    def accept(self, *, look: bool = False) -> None:
-        """Take the weights and the optimizer as they are now: a step of the run moved them. With `look`, note their contents too."""
+    def accept(self, noise: Mapping[str, Tensor], *, look: bool = False) -> None:
+        """Take weights, optimizer and `noise` as they are now: a step of the run moved them. With `look`, note their contents too."""
         states = self._states()
+        self._noise, self._noise_marks = noise, _marks(noise.values())
         self._moved, self._state, self._sum = _marks(self._moving), _marks(states), None
         now = time.perf_counter()
         if look or self._looked < SHARE * (now - self._began):
@@ -84,6 +92,8 @@ class Guard:
         self._compare(self._moving, self._moved, "written to outside of training.step", OUTSIDE)
         if _marks(states := self._states()) != self._state:
             raise Unsupported("a state of the optimizer written to outside of training.step", OUTSIDE)
+        if _marks(self._noise.values()) != self._noise_marks:
+            raise Unsupported("the memory of the noise written to outside of training.step", BILLED)
         if _marks(self._records) != self._data_marks:
             raise Unsupported("training data written to while a run lasts", "change what a batch gives, never the data itself")
         if self._sum is not None:

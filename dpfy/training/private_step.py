@@ -61,5 +61,5 @@ class PrivateStep:
             with torch.no_grad():
                 self.rule.project(self.model)
         self.rule.averaging.update(now.average, parameters, now.step)
-        self.guard.accept(look=guard.looks(now.step + 1, recipe.steps, self.folder.randomness))
+        self.guard.accept(noise, look=guard.looks(now.step + 1, recipe.steps, self.folder.randomness))
         return now.after(noise, clip, rates if self.rates.factors is None else None)

@@ -31,10 +31,10 @@ Named = Mapping[str, Tensor]
 class TrainState:
     """Where a training stands before step `step`. With plan, data, code and secret of the run it decides every later bit.
 
-    `weights` (parameters and buffers, shared ones under their first name), `average` and `optimizer` are the run's own, which the next
-    step moves in place; all else is replaced by it. `noise` is the memory of the noise strategy, `clip` the rule of this step, `random`
-    the positions of torch's own generators (dropout and the like). `rates` tells at which steps the caller's loop changed the learning
-    rates, `recorded` the names of values that the caller published, `computed` fingerprints of functions that steps were made with.
+    `weights` (parameters and buffers, shared ones under their first name), `average`, `optimizer` and `noise` (the memory of the noise
+    strategy) are the run's own, which the next step moves in place: `snapshot` keeps them. All else is replaced: `clip` is the rule of
+    this step, `random` the positions of torch's own generators (dropout and the like); `rates` tells at which steps the caller's loop
+    changed the learning rates, `recorded` which names of values the caller published, `computed` what functions steps were made with.
     """
 
     step: int

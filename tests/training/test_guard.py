@@ -30,7 +30,7 @@ def parts():
     optimizer.step()
     average = {"inner.weight": torch.zeros(2, 3)}
     data = torch.zeros(5, 3)
-    return model, optimizer, average, data, Guard(model, optimizer, average, [data])
+    return model, optimizer, average, data, Guard(model, optimizer, average, [data], {})
 
 
 def momentum(optimizer):
@@ -82,11 +82,11 @@ def test_reading_and_the_runs_own_writes_are_not(parts, monkeypatch):
     watch.check()
     optimizer.step()
     average["inner.weight"].lerp_(model.inner.weight.detach(), 0.5)
-    watch.accept()
+    watch.accept({})
     watch.check()
     for write in ("frozen", "buffer", "data"):  # these stand still for the whole run, whatever is accepted
         WRITES[write][0](model, optimizer, average, data)
-        watch.accept()
+        watch.accept({})
         with pytest.raises(Unsupported):
             watch.check()
 
@@ -107,10 +107,10 @@ def test_weights_put_back_are_the_same_weights(parts):
 def test_without_time_for_it_contents_are_looked_at_when_told(parts, monkeypatch):
     model, *_, watch = parts
     monkeypatch.setattr(guard, "SHARE", 0.0)
-    watch.accept()
+    watch.accept({})
     model.inner.weight.data.add_(1)
     watch.check()
-    watch.accept(look=True)
+    watch.accept({}, look=True)
     model.inner.weight.data.add_(1)
     with pytest.raises(Unsupported, match=r"through \.data"):
         watch.check()

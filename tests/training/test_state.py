@@ -133,6 +133,24 @@ def test_the_step_of_an_earlier_state_is_not_made_again(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(
+    "change", [lambda noise: noise["past"].zero_(), dict.clear, lambda noise: noise.update(more=torch.ones(1))]
+)
+def test_the_memory_of_the_noise_is_the_runs_alone(tmp_path, change):
+    """Who reads the state can reach it. Correlated noise that forgets its past would not be the noise that is billed."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 2)
+    sgd, plan = torch.optim.SGD(net.parameters(), lr=0.1), sampled.RECIPES["banded"]().with_noise(2.0, delta=1e-3)
+    with dpfy.PrivateTraining(net, sgd, sampled.data(), plan, tmp_path / "run") as training:
+        batches = training.batches()
+        training.step(losses_of(net, *next(batches)))
+        change(training.state.noise)
+        for _ in range(2):
+            with pytest.raises(Unsupported, match="the memory of the noise written to"):
+                training.step(losses_of(net, *next(batches)))
+        assert training.steps_done == 1
+
+
 def test_in_the_middle_of_a_step_the_state_is_the_one_before_it(tmp_path):
     """Generators too: a checkpoint written then makes the whole step again, dropout included."""
     net, training = training_in(dpfy.Run(tmp_path / "run", seed=3), runtime=dpfy.Runtime(max_physical_batch=4))
