@@ -259,3 +259,36 @@ def _mixtures(sigma: float, p: list[tuple[float, float]], q: list[tuple[float, f
         low, high = (middle, high) if log_density(p, middle) - log_density(q, middle) < epsilon else (low, middle)
     above = [sum(w * float(ndtr((m - high) / sigma)) for w, m in parts) for parts in (p, q)]
     return max(0.0, above[0] - math.exp(min(epsilon, 700)) * above[1])
+
+
+LANGUAGES: tuple[Callable[[float], ev.Event], ...] = (
+    lambda noise: ev.Zcdp(0.5 / noise**2),
+    lambda noise: ev.Zcdp(0.2 / noise**2, 0.05 / noise),
+    lambda noise: ev.RenyiCurve(tuple(map(float, range(2, 40))), tuple(0.5 * a / noise**2 for a in range(2, 40))),
+    lambda noise: ev.RenyiCurve((1.5, 4.0, 20.0), (0.6 / noise**2, 2 / noise**2, 11 / noise**2)),
+    lambda noise: ev.RepeatAndSelect(ev.PoissonSampled(0.05, ev.Gaussian(noise)), 5.0, 1.0),
+    lambda noise: ev.RepeatAndSelect(ev.EpsilonDelta(0.2 / noise, 1e-16), 3.0, 0.0),
+    lambda noise: ev.PoissonSampled(0.1, ev.Zcdp(0.5 / noise**2)),
+    lambda noise: ev.PoissonSampled(0.2, ev.Composed((ev.Gaussian(noise), ev.Laplace(2 * noise)))),
+    lambda noise: ev.BoundedRange(2 / noise),
+    lambda noise: ev.Parallel((("a", ev.Zcdp(0.3 / noise**2)), ("b", ev.Laplace(noise)))),
+)
+"""Releases of every language, costlier with less noise."""
+EXACT = ("gaussian", "poisson", "laplace", "poisson laplace", "discrete laplace", "discrete gaussian", "black box")
+
+
+def mixture(seed: int) -> Setting:
+    """One to three releases without an exact pair and up to two with one, as one release of one noise."""
+    rng = np.random.default_rng([16, seed])
+    stated = [LANGUAGES[k] for k in rng.choice(len(LANGUAGES), size=int(rng.integers(1, 4)), replace=False)]
+    exact = [KINDS[str(name)][0](rng) for name in rng.choice(EXACT, size=int(rng.integers(0, 3)), replace=False)]
+    counts = [int(between(rng, 1, 30)) for _ in (*stated, *exact)]
+    scales = [between(rng, 0.5, 5) for _ in (*stated, *exact)]
+
+    def make(noise: float) -> ev.Event:
+        rows = zip((*stated, *exact), counts, scales, strict=True)
+        return ev.Composed(tuple(ev.Repeated(one(noise * scale), count) for one, count, scale in rows))
+
+    axis = ("steps", "delta", "noise")[int(rng.integers(3))]
+    steps, delta, factor = int(between(rng, 1, 50)), between(rng, 1e-11, 1e-3), float(rng.choice([1.01, 1.1, 2, 10]))
+    return Setting("mixture", make, ADD, between(rng, 1, 20), steps, delta, factor, axis)

@@ -14,9 +14,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from random_settings import KINDS, one_step, setting
+from random_settings import KINDS, mixture, one_step, setting
 
 from dpfy import accounting
+from dpfy.accounting.leaves import leaves
 from dpfy.accounting.rows import TABLE
 from dpfy.accounting.rows.row import no_pair
 from dpfy.core import events as ev
@@ -62,6 +63,42 @@ def test_random_settings_obey_the_laws(chunk: int) -> None:
 def test_many_random_settings_obey_the_laws(chunk: int) -> None:
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
         _check(seed)
+
+
+PROFILED = 5e-5
+"""How closely a profile is read at its points: a change that costs less than this may be lost between them."""
+
+
+def _check_mixture(seed: int) -> None:
+    s = mixture(seed)
+    curve = accounting.curve(s.event(), adjacency=s.adjacency)
+    upper, lower = curve.epsilon(s.delta), curve.epsilon_lower(s.delta)
+    assert upper >= 0, s
+    assert lower is None or 0 <= lower <= upper, s
+    if s.event() != s.costlier()[0] or s.axis == "delta":
+        event, delta = s.costlier()
+        assert accounting.epsilon(event, delta, adjacency=s.adjacency) >= upper * (1 - PROFILED), s
+    for part, count in leaves(s.make(s.noise)):
+        alone = accounting.curve(ev.Repeated(part, count), adjacency=s.adjacency).epsilon_lower(s.delta)
+        assert alone is None or alone <= upper, (part, s)
+    if accounting.accountant("rdp").why_not(s.event(), s.adjacency) is None:
+        other = accounting.epsilon(s.event(), s.delta, adjacency=s.adjacency, accountant="rdp")
+        assert upper <= other * (1 + 2 * PROFILED), s
+        assert lower is None or other >= lower * (1 - ROUND), s
+    assert math.isinf(upper) or curve.delta(upper) <= s.delta * 1.01, s
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_random_mixtures_obey_the_laws(chunk: int) -> None:
+    for seed in range(chunk * 8, (chunk + 1) * 8):
+        _check_mixture(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(2, 42))
+def test_many_random_mixtures_obey_the_laws(chunk: int) -> None:
+    for seed in range(chunk * 8, (chunk + 1) * 8):
+        _check_mixture(seed)
 
 
 def test_every_event_with_a_pair_is_drawn() -> None:
