@@ -231,6 +231,15 @@ def test_balls_in_bins_with_a_tiny_delta_fall_back_on_what_is_certain(few_draws)
         accounting.curve(both, adjacency=REPLACE)
 
 
+def test_balls_in_bins_keep_their_worse_direction_in_a_mixture(few_draws) -> None:
+    """Beside a release that costs next to nothing they cost what they cost alone: removing is worse than adding here."""
+    beside = accounting.epsilon(ev.Composed((BANDED, ev.Gaussian(1e4))), 1e-5)
+    alone = accounting.epsilon(BANDED, 1e-5)
+    assert alone * 0.99 < beside < alone * 1.05
+    curve = accounting.curve(BANDED, accountant="monte-carlo").estimates(alone, seed=9, failure=1e-3)  # type: ignore[attr-defined]
+    assert curve["add"].bound < 0.5 * curve["remove"].mean
+
+
 def test_why_not_answers_before_anything_is_released() -> None:
     assert accounting.why_not(ev.Composed((SGD, ev.Zcdp(0.1))), 1e-6) is None
     assert "replace-one" in str(accounting.why_not(BANDED, 1e-6, adjacency=REPLACE))
