@@ -16,6 +16,8 @@ MOST_TEXT = 64 << 20
 """No configuration, card or list of metrics is longer than this."""
 MOST_DATA = 2 << 30
 """Data of one file, unpacked: all of it is held in memory several times."""
+MOST_BITS = 1024
+"""No whole number of a configuration has more."""
 
 
 class Readable(Protocol):
@@ -76,11 +78,26 @@ def toml(field: str, path: Path) -> dict[str, Any]:
 def parsed_toml(field: str, name: str, written: str) -> dict[str, Any]:
     """Text as TOML; what is no TOML, holds a number that none can be, or is nested without end is refused."""
     try:
-        return tomllib.loads(written)
+        found = tomllib.loads(written)
     except RecursionError:
         raise InvalidInput(field, name, "is nested too deeply") from None
     except ValueError as problem:
         raise InvalidInput(field, name, f"is not TOML ({problem})") from None
+    if _holds_giant(found):  # hexadecimal ones pass the parser, and can be written nowhere
+        raise InvalidInput(field, name, "holds a whole number of more than 300 digits")
+    return found
+
+
+def _holds_giant(tree: dict[str, Any]) -> bool:
+    """Whether a whole number in `tree` is beyond every float."""
+    held: list[Any] = [tree]
+    while held:
+        value = held.pop()
+        if isinstance(value, dict | list):
+            held += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+            return True
+    return False
 
 
 def parsed_json(name: str, written: str | bytes) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, field, fields
 from pathlib import Path
@@ -72,8 +71,8 @@ def value(name: str, text: str, into: Field[Any]) -> Any:
     if not text.strip() or len(text) > MOST_VALUE:
         raise InvalidInput(name, text, f"must be a value of 1 to {MOST_VALUE} characters")
     try:
-        found = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        found = reading.parsed_toml(name, text, f"value = {text}")
+    except InvalidInput:
         return text
     if set(found) != {"value"} or not _may_be(found["value"], str(into.type)):
         return text

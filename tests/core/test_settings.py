@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dpfy.core import settings
+from dpfy.core import reading, settings
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting
 
@@ -119,3 +119,9 @@ def test_a_flag_that_was_not_given_is_no_gift():
     assert settings.assigned(SECTIONS, ["left.name=x"], {"left.name": None}) == {"left.name": "x"}
     with pytest.raises(InvalidInput, match="given twice"):
         settings.assigned(SECTIONS, ["left.name=x"], {"left.name": "y"})
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 4000, "9" * 400, "[1, {a = 0b1" + "0" * 20_000 + "}]"])
+def test_a_number_that_can_be_written_nowhere_is_refused_where_it_is_read(number):
+    with pytest.raises(InvalidInput, match=r"whole number of more than 300 digits"):
+        reading.parsed_toml("config", "job.toml", f"steps = {number}")
