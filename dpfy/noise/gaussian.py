@@ -21,7 +21,7 @@ from torch import Tensor
 from dpfy.core.random import Randomness
 from dpfy.noise.lattice import Lattice, lay_
 
-CHUNK, LARGE_CHUNK = 1 << 17, 1 << 18
+CHUNK, LARGE_CHUNK = 1 << 17, 1 << 19
 """Values made at a time, for few and for many: small enough for the cache, large enough that calls do not count (measured)."""
 
 TAIL = 2.0**-44

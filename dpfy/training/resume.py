@@ -109,4 +109,4 @@ def _hyperparameters(training: PrivateTraining) -> list[dict[str, Any]]:
 
 def _noise_maker(device: torch.device) -> str:
     """What turns keys into noise: another one would give other noise to a step that is made again."""
-    return "keystream 4" if device.type == "cpu" else "kernel 3" if chacha.triton is not None else "generator 2"
+    return "keystream 3" if device.type == "cpu" else "kernel 3" if chacha.triton is not None else "generator 2"
