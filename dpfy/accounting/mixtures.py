@@ -195,7 +195,7 @@ def _divergences(leaf: Event, adjacency: Adjacency, orders: tuple[float, ...]) -
     one, deltas = rdp.divergences(leaf.event, adjacency, orders), _knots(leaf.event, adjacency)
     alphas = np.asarray(orders)
     better = selected(alphas, one, leaf.mean, leaf.shape, lambda epsilon: float(np.interp(math.exp(epsilon), KNOTS, deltas)))
-    return np.minimum(values, np.maximum(better, 0.0)), chance
+    return np.minimum(values, better), chance
 
 
 @lru_cache(maxsize=64)

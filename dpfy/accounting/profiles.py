@@ -38,7 +38,7 @@ MOST = 6000
 """Points of one direction."""
 CHECKED = 64
 """About how many points of every pair are compared with the profile they came from."""
-FARTHEST = 1e8
+FARTHEST = 1e14
 """An epsilon at which a bound that has not ended is cut off: what is left of it is a chance of infinite loss."""
 
 

@@ -69,9 +69,18 @@ def selected(orders: Array, values: Array, mean: float, shape: float, delta_of: 
     if math.isinf(shape):
         curve = delta_of if delta_of is not None else (lambda e: rdp.to_delta(orders, values, e))
         hats = np.array([curve(math.log1p(1 / (a - 1))) for a in orders])
-        return np.asarray(values + mean * hats + math.log(mean) / (orders - 1))
+        return _with_none(orders, values + mean * hats + math.log(mean) / (orders - 1), mean)
     best = float(np.min((1 - 1 / orders) * values + math.log(1 / gamma_for(shape, mean)) / orders))
     return np.asarray(values + (1 + shape) * best + math.log(mean) / (orders - 1))
+
+
+def _with_none(orders: Array, some: Array, mean: float) -> Array:
+    """The divergences of a Poisson number of runs, given the part of them that outcomes of at least one run have.
+
+    A Poisson number may be 0, and then nothing comes out: a further outcome, of probability e^-mean in both worlds. The moment of all
+    outcomes is the sum of both; the theorem's own formula leaves it out and is below zero where the mean is below 1.
+    """
+    return np.asarray(np.logaddexp(-mean, (orders - 1) * some) / (orders - 1))
 
 
 def selected_at(orders: Array, values: Array, mean: float, shape: float, hat: float) -> Array:
@@ -104,14 +113,18 @@ def _poisson_tight(orders: Array, values: Array, mean: float, delta: float, curv
 
     The delta of one run adds at least what it is at a larger epsilon, and epsilon-hat falls as the order grows.
     """
-    floor = values + math.log(mean) / (orders - 1)
+
+    def reached(k: int, hat: float) -> float:
+        order, some = orders[k : k + 1], values[k : k + 1] + mean * hat + math.log(mean) / (orders[k : k + 1] - 1)
+        return rdp.to_epsilon(order, _with_none(order, some, mean), delta)
+
     best, asked = math.inf, [(0.0, 0.0)]
-    for k in np.argsort([rdp.to_epsilon(orders[k : k + 1], floor[k : k + 1], delta) for k in range(len(orders))]):
+    for k in np.argsort([reached(k, 0.0) for k in range(len(orders))]):
         known = max(found for order, found in asked if order <= orders[k])
-        if rdp.to_epsilon(orders[k : k + 1], floor[k : k + 1] + mean * known * NEARLY, delta) >= best:
+        if reached(k, known * NEARLY) >= best:
             continue
         asked.append((float(orders[k]), curve.delta(math.log1p(1 / (orders[k] - 1)))))
-        best = min(best, rdp.to_epsilon(orders[k : k + 1], floor[k : k + 1] + mean * asked[-1][1], delta))
+        best = min(best, reached(k, asked[-1][1]))
     return best
 
 

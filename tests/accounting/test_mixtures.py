@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from scipy.special import ndtr
 
 from dpfy import accounting
-from dpfy.accounting import bins_profile, gaussian, mixtures, tuning
+from dpfy.accounting import bins_profile, gaussian, mixtures, rdp, tuning
 from dpfy.accounting.tight import Tight
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
@@ -140,15 +142,17 @@ def test_tuning_of_what_may_fail_pays_for_every_run() -> None:
         assert math.isinf(accounting.epsilon(ev.RepeatAndSelect(failing, 10.0, shape), 0.99e-8))
 
 
-def _selected_of(outcomes: list[tuple[float, float]], mean: float, epsilon: float) -> float:
-    """delta of the best of a geometric number of runs with finitely many outcomes (P, Q), worst first: by hand."""
-    gamma = 1 / mean
+def _selected_of(outcomes: list[tuple[float, float]], generating: Callable[[float], float], epsilon: float) -> float:
+    """delta of the best of a random number of runs with finitely many outcomes (P, Q), worst first: by hand.
+
+    `generating` is the generating function of the number of runs; that there is none is an outcome of equal chance in both worlds.
+    """
     deltas = []
     for side, other in ((0, 1), (1, 0)):
         total, below = 0.0, [0.0, 0.0]
         for row in outcomes:
             upto = [below[k] + row[k] for k in (0, 1)]
-            chance = [_geometric(upto[k], gamma) - _geometric(below[k], gamma) for k in (0, 1)]
+            chance = [generating(upto[k]) - generating(below[k]) for k in (0, 1)]
             total += max(0.0, chance[side] - math.exp(epsilon) * chance[other])
             below = upto
         deltas.append(total)
@@ -160,17 +164,43 @@ def _geometric(x: float, gamma: float) -> float:
     return gamma * x / (1 - (1 - gamma) * x)
 
 
+def _poisson(x: float, mean: float) -> float:
+    return math.exp(mean * (x - 1))
+
+
 @pytest.mark.parametrize("fail", [1e-4, 1e-2])
 def test_tuning_of_what_may_fail_is_above_a_tuning_computed_by_hand(fail: float) -> None:
     """Randomized response that tells all with a small chance, every order of its outcomes, the best of a geometric number."""
-    from itertools import permutations
-
     high, low = (1 - fail) / (1 + math.exp(-0.5)), (1 - fail) / (1 + math.exp(0.5))
     rows = [(fail, 0.0), (high, low), (low, high), (0.0, fail)]
     bound = accounting.curve(ev.RepeatAndSelect(ev.EpsilonDelta(0.5, fail), 5.0, 1.0))
     for epsilon in (0.2, 0.8, 1.2):
-        truth = max(_selected_of(list(order), 5.0, epsilon) for order in permutations(rows))
+        truth = max(_selected_of(list(order), lambda x: _geometric(x, 0.2), epsilon) for order in permutations(rows))
         assert bound.delta(epsilon) >= truth
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.9, 1.5, 30.0])
+@pytest.mark.parametrize("gap", [0.3, 3.0])
+def test_a_poisson_number_of_runs_may_be_none_and_is_never_free(mean: float, gap: float) -> None:
+    """Below a mean of one the formula that forgets the empty outcome is negative. Against every order of the outcomes, by hand."""
+    high, low = 1 / (1 + math.exp(-gap)), 1 / (1 + math.exp(gap))
+    event = ev.RepeatAndSelect(ev.EpsilonDelta(gap), mean, math.inf)
+    rows = [(high, low), (low, high)]
+    beside = accounting.curve(ev.Composed((event, ev.Laplace(1e9))))
+    orders = np.array([1.1, 1.5, 2.0, 4.0, 16.0])
+    known = rdp.divergences(event, ADD, tuple(orders))
+    for first, second in permutations(rows):
+        worlds = [(math.exp(-mean), _poisson(first[k], mean) - math.exp(-mean), 1 - _poisson(first[k], mean)) for k in (0, 1)]
+        exact = [math.log(sum(p**a * q ** (1 - a) for p, q in zip(*worlds, strict=True))) / (a - 1) for a in orders]
+        assert (known >= np.array(exact) * (1 - 1e-9)).all()
+        for epsilon in (0.0, 0.2, gap / 2):
+            truth = _selected_of([first, second], lambda x: _poisson(x, mean), epsilon)
+            assert accounting.curve(event).delta(epsilon) >= truth
+            assert beside.delta(epsilon) >= truth * (1 - 1e-6)
+    for tight in (False, True):
+        bound_at = tuning.random_trials(ev.EpsilonDelta(gap), mean, math.inf, 1e-4, tight=tight)
+        truth = max(_selected_of(list(order), lambda x: _poisson(x, mean), bound_at) for order in permutations(rows))
+        assert truth <= 1e-4
 
 
 def test_sampling_what_is_known_by_renyi_divergences() -> None:

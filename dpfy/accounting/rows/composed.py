@@ -37,7 +37,7 @@ def _selected(event: ev.RepeatAndSelect, adjacency: Adjacency, alphas: Array) ->
     if chance >= 1:
         return np.full(len(alphas), np.inf), 0.0
     finite = values - alphas / (alphas - 1) * np.log1p(-chance)
-    return np.maximum(selected(alphas, finite, event.mean, event.shape), 0.0), min(1.0, event.mean * chance)
+    return selected(alphas, finite, event.mean, event.shape), min(1.0, event.mean * chance)
 
 
 def _each(event: ev.Parallel, change: Callable[[Event], Event]) -> ev.Parallel:
