@@ -124,6 +124,7 @@ def _train(
 ) -> None:
     from dpfy.core import settings
     from dpfy.core.errors import InvalidInput
+    from dpfy.report.card import section
     from dpfy.training import config as configuration
 
     given = settings.assigned(configuration.SECTIONS, words, flags)
@@ -149,7 +150,7 @@ def _train(
                 tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
                 return
             outcome = job.run(whole, folder, resume=resume, seed=seed, progress=True)
-    card = outcome.card
+    card = outcome.card | section(outcome.card, "training")
     lines = [card["statement"], f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s"]
     group = outcome.group()
     if group is not None:

@@ -6,6 +6,7 @@ begun    releases under a returnable reservation may have been made: it can no l
 void     a returnable reservation is given back; only before it has begun
 finish   the run ended: hashes of its card and of every file; nothing but attachments may follow, and no second one
 attach   hashes of files that were added to a finished run (an audit)
+derive   a file made from the released ones and from public data alone: its hash, what it was made of, how, and which public data
 note     anything else; nothing is ever computed from it
 """
 
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpfy.core import check, events
-from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
+from dpfy.core.claim import releases_of
+from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
 VERSION = 2
@@ -27,34 +29,60 @@ FIELDS = {
     "void": {"entry", "reason"},
     "finish": {"entry", "steps", "card", "files"},
     "attach": {"files"},
+    "derive": {"file", "sha256", "of", "how", "public"},
     "note": {"kind", "facts"},
 }
 ENTRY, SHA256, FILE = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{64}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_NAME, MOST_USES = 200, 1 << 53
 NOT_BEGUN = "its beginning must be written in the ledger before the first release"
+RESERVED = ("ledger.jsonl", "ledger.jsonl.head", "privacy.json", "report.html", "report.md", "signature.json")
 FINISHED = "the ledger says that this run is finished: nothing more may be released, only published"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Permit:
-    """The right to make `uses` releases of `event`, already written in the ledger as `entry`, with the `claim` made there.
+    """The right to make `releases` releases that together are `uses` times `event`, written in the ledger as `entry` with its `claim`.
 
     `closed` says why no release may be made (yet, or any more); it is empty where releases are allowed.
+
+    Guarantees: only a ledger makes one, so whoever holds one has its bill on disk. A mechanism compares what it is about to do with
+    `event` (:meth:`check`), so what was typed twice cannot differ.
     """
 
     name: str
     event: events.Event
     uses: int
     entry: str
-    claim: dict[str, Any] = field(default_factory=dict, compare=False)
-    closed: str = ""
+    releases: int
+    claim: dict[str, Any] = field(compare=False)
+    closed: str
 
-    def check(self, step: int) -> None:
-        """Refuse a release beyond what was reserved, or outside of its time."""
+    def __init__(self, *_: object, **__: object) -> None:
+        raise Unsupported("a permit that no ledger made", "reserve the release: Ledger.reserve, or a run folder with its claim")
+
+    def check(self, step: int, event: events.Event) -> None:
+        """Refuse a release beyond what was reserved, outside of its time, or of something else: `event` is all that the mechanism does."""
         if self.closed:
             raise InvalidInput("permit", self.name, self.closed)
-        if not 0 <= step < self.uses:
-            raise InvalidInput("step", step, f"the permit {self.name!r} covers {self.uses} releases, steps 0 to {self.uses - 1}")
+        if event is not self.__dict__.get("_agreed"):  # events of whole runs can be large, and are compared once
+            if event != self.event:
+                raise InvalidInput("event", event, f"is not what the permit {self.name!r} was given for: {self.event}")
+            self.__dict__["_agreed"] = event
+        if not 0 <= step < self.releases:
+            rule = f"the permit {self.name!r} covers {self.releases} releases, steps 0 to {self.releases - 1}"
+            raise InvalidInput("step", step, rule)
+
+
+def _permit(name: str, event: events.Event, uses: int, entry: str, claim: dict[str, Any], closed: str = "") -> Permit:
+    made = object.__new__(Permit)
+    made.__dict__.update(name=name, event=event, uses=uses, entry=entry, claim=claim, closed=closed)
+    made.__dict__["releases"] = releases_of(uses, claim)
+    return made
+
+
+def rehearsal(event: events.Event, releases: int, name: str = "rehearsal") -> Permit:
+    """A permit for noise on made-up data, in benchmarks, audits and tests. No ledger holds it, so nothing real may be released under it."""
+    return _permit(name, event, releases, "0" * 16, {})
 
 
 @dataclass
@@ -71,6 +99,7 @@ class Book:
     void: set[str] = field(default_factory=set)
     finish: dict[str, Any] | None = None
     attached: dict[str, str] = field(default_factory=dict)
+    derived: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, bodies: list[dict[str, Any]]) -> Book:
@@ -94,7 +123,7 @@ class Book:
             raise InvalidInput(f"fields of {kind}", sorted(given), f"must be {', '.join(sorted(FIELDS[str(kind)]))}")
         if (kind == "ledger") != (not self.identity):
             raise InvalidInput("type", kind, "must be that of the header on the first line, and there only")
-        if self.finish is not None and kind != "attach":
+        if self.finish is not None and kind not in ("attach", "derive"):
             raise InvalidInput("type", kind, "nothing but attachments may follow the end of a run")
         getattr(self, f"_{kind}")(body)
 
@@ -104,12 +133,17 @@ class Book:
 
     def _ledger(self, body: dict[str, Any]) -> None:
         unit, budget = body["unit"], body["budget"]
-        if not isinstance(unit, dict) or set(unit) != {"name", "most_records"}:
-            raise InvalidInput("unit", unit, "must have a name and most_records")
+        if not isinstance(unit, dict) or not {"name", "most_records"} <= set(unit) <= {
+            "name",
+            "most_records",
+            "protects",
+            "tokens",
+        }:
+            raise InvalidInput("unit", unit, "must have a name and most_records, and may say what it protects and its tokens")
         if budget is not None and not isinstance(budget, dict):
             raise InvalidInput("budget", budget, "must be an object or nothing")
         identity = _matching("ledger", body["ledger"], ENTRY)
-        self.unit, self.adjacency = Unit(unit["name"], unit["most_records"]), Adjacency.parse(body["adjacency"])
+        self.unit, self.adjacency = Unit(**unit), Adjacency.parse(body["adjacency"])
         self.identity, self.budget = identity, budget
 
     def _reserve(self, body: dict[str, Any]) -> None:
@@ -123,7 +157,7 @@ class Book:
             raise InvalidInput("claim", body["claim"], "must be an object, and returnable true or false")
         check.integer("time", body["time"], least=0)
         closed = NOT_BEGUN if body["returnable"] else ""
-        self.reserved[entry] = Permit(name, _event(body["event"]), uses, entry, body["claim"], closed)
+        self.reserved[entry] = _permit(name, _event(body["event"]), uses, entry, body["claim"], closed)
         if body["returnable"]:
             self.returnable.add(entry)
 
@@ -131,7 +165,7 @@ class Book:
         entry = self._returnable(body)
         self.begun.add(entry)
         held = self.reserved[entry]
-        self.reserved[entry] = Permit(held.name, held.event, held.uses, entry, held.claim)
+        self.reserved[entry] = _permit(held.name, held.event, held.uses, entry, held.claim)
 
     def _void(self, body: dict[str, Any]) -> None:
         entry = self._returnable(body)
@@ -156,9 +190,7 @@ class Book:
         _matching("card", body["card"], SHA256)
         _hashes(body["files"])
         self.finish = body
-        self.reserved = {
-            e: Permit(p.name, p.event, p.uses, e, p.claim, FINISHED if e == entry else p.closed) for e, p in self.reserved.items()
-        }
+        self.reserved = {e: _permit(p.name, p.event, p.uses, e, p.claim, FINISHED) for e, p in self.reserved.items()}
 
     def _attach(self, body: dict[str, Any]) -> None:
         if self.finish is None:
@@ -167,6 +199,19 @@ class Book:
         if same := set(files) & set(self.finish["files"]):
             raise InvalidInput("files", sorted(same), "belong to the run itself and cannot be exchanged")
         self.attached |= files
+
+    def _derive(self, body: dict[str, Any]) -> None:
+        if self.finish is None:
+            raise InvalidInput("type", "derive", "only what a finished run released can be processed further")
+        name, known = _matching("file", body["file"], FILE), self.finish["files"] | self.attached | self.derived
+        _matching("sha256", body["sha256"], SHA256)
+        if name in known or name in RESERVED:
+            raise InvalidInput("file", name, "is the name of a file of the run; choose another")
+        if not isinstance(body["of"], list) or not body["of"] or any(source not in known for source in body["of"]):
+            raise InvalidInput("of", body["of"], f"must name files of the run: {', '.join(sorted(known))}")
+        _text("how", body["how"])
+        _text("public", body["public"])
+        self.derived[name] = body
 
     def _note(self, body: dict[str, Any]) -> None:
         _text("kind", body["kind"])
@@ -182,9 +227,7 @@ def _event(data: Any) -> events.Event:
 
 
 def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > MOST_NAME:
-        raise InvalidInput(name, value, f"must be one line of 1 to {MOST_NAME} printable characters")
-    return value
+    return check.one_line(name, value, MOST_NAME)
 
 
 def _matching(name: str, value: object, pattern: re.Pattern[str]) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -18,6 +18,9 @@ KIND = "kind"
 
 class Codec:
     """Encodes objects of the classes in `table` as ``{"kind": name, field: value, ...}`` and decodes them again, equal.
+
+    A class may name in `LATER` fields that it did not have in earlier versions: they are left out while they have their default, so
+    that what was written before reads, and is written, as it was.
 
     Guarantees: an unknown kind, an unknown field and a missing field are errors; nothing outside the table is ever constructed.
     """
@@ -34,7 +37,8 @@ class Codec:
         if is_dataclass(value) and not isinstance(value, type):
             if type(value) not in self.names:
                 raise InvalidInput(self.what, type(value).__name__, f"must be one of {', '.join(sorted(self.table))}")
-            return {KIND: self.names[type(value)]} | {f.name: self.encode(getattr(value, f.name)) for f in fields(value)}
+            held = {f.name: getattr(value, f.name) for f in fields(value) if not _left_out(value, f)}
+            return {KIND: self.names[type(value)]} | {name: self.encode(part) for name, part in held.items()}
         if isinstance(value, (tuple, list)):
             return [self.encode(v) for v in value]
         if isinstance(value, float) and not math.isfinite(value):
@@ -54,9 +58,13 @@ class Codec:
         cls = self.table[check.one_of(f"{self.what}.{KIND}", name, sorted(self.table))]
         known = {f.name for f in fields(cls)}
         check.known_keys(f"{self.what}.{name}", rest, known)
-        if missing := known - set(rest):
+        if missing := known - set(rest) - set(getattr(cls, "LATER", ())):
             raise InvalidInput(f"{self.what}.{name}", sorted(rest), f"misses {', '.join(sorted(missing))}")
         return cls(**{k: self.decode(v) for k, v in rest.items()})
+
+
+def _left_out(value: Any, field: Field[Any]) -> bool:
+    return field.name in getattr(value, "LATER", ()) and bool(getattr(value, field.name) == field.default)
 
 
 def number(value: float | None) -> float | str | None:

@@ -54,11 +54,11 @@ class Guarantee:
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`."""
-        return self.curve.epsilon(check.inside_unit("delta", delta))
+        return self.curve.epsilon(check.below_one("delta", delta))
 
     def epsilon_lower(self, delta: float) -> float | None:
         """Lower bound on the exact epsilon of the same event, where the accountant has one."""
-        return self.curve.epsilon_lower(check.inside_unit("delta", delta))
+        return self.curve.epsilon_lower(check.below_one("delta", delta))
 
     def delta(self, epsilon: float) -> float:
         """Upper bound on delta at `epsilon`."""
@@ -69,17 +69,27 @@ class Guarantee:
         curve = tradeoff.of_curve(self.curve.delta, epsilons)
         return [curve.miss_rate(f) for f in false_positive_rates]
 
-    def sentence(self, delta: float) -> str:
+    def sentence(self, delta: float, what: str = "Training", covering: str = "every training step", who: str = "trainer") -> str:
         """The guarantee in one honest sentence."""
         epsilon = self.epsilon(delta)
         if epsilon == float("inf"):
-            return "This model has NO differential privacy guarantee: no noise protects the training data."
+            thing = "This model" if what.startswith("Training") else what
+            return f"{thing} has NO differential privacy guarantee: no noise protects the {'training ' if who == 'trainer' else ''}data."
         caveats = f" Provided that: {'; '.join(self.caveats)}." if self.caveats else ""
+        stated = f"({_up(epsilon)}, {delta:g})-differential privacy" if delta else f"pure {_up(epsilon)}-differential privacy"
+        part = "" if self.unit.whole else f" ({self.unit.protects}s only)"
         return (
-            f"Training satisfies ({_up(epsilon)}, {delta:g})-differential privacy for one {self.unit.name}, where "
-            f"{self.adjacency.meaning} ({self.adjacency.value}), with a trusted {self.trust} trainer; "
-            f"computed by the {self.accountant} accountant from the ledger and covering every training step.{caveats}"
+            f"{what} satisfies {stated} for one {self.unit.name}{part}, where "
+            f"{self.adjacency.meaning} ({self.adjacency.value}), {TRUSTED[self.trust].format(who)}; "
+            f"computed by the {self.accountant} accountant from the ledger and covering {covering}.{caveats}"
         )
+
+
+TRUSTED = {
+    "central": "with a trusted central {}",
+    "local": "with nobody trusted but the owner of the data",
+    "distributed": "with no single party trusted",
+}
 
 
 def _up(value: float, digits: int = 3) -> str:

@@ -58,8 +58,7 @@ class Ledger:
         chain.recognise(path)
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
-        terms = {"unit": {"name": unit.name, "most_records": unit.most_records}, "adjacency": adjacency.value}
-        terms["budget"] = budget.to_json() if budget else None  # type: ignore[assignment]
+        terms = {"unit": unit.to_json(), "adjacency": adjacency.value, "budget": budget.to_json() if budget else None}
         ledger = cls(path)
         with locked(path, wait=True) as handle:
             ledger._load(handle)
@@ -163,6 +162,11 @@ class Ledger:
     def attach(self, names: Iterable[str]) -> None:
         """Write the SHA-256 of files that were added to the finished run beside this ledger, those of an audit for one."""
         self._write({"type": "attach", "files": {name: sha256_of(self.path.parent / name) for name in names}})
+
+    def derive(self, name: str, *, of: Sequence[str], how: str, public: str) -> None:
+        """Write down a file beside the finished run that was made from its files `of`, and from public data alone."""
+        sha = sha256_of(self.path.parent / name)
+        self._write({"type": "derive", "file": name, "sha256": sha, "of": list(of), "how": how, "public": public})
 
     def note(self, kind: str, **facts: Any) -> None:
         """Append a fact for readers. Nothing is computed from notes: what changes a bill is part of the claim of a reservation."""

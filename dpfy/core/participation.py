@@ -20,10 +20,22 @@ class Poisson:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rate", check.rate("participation.rate", self.rate))
 
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        if self.rate == 1:
+            return "every unit takes part in every step (full batch)"
+        return f"Poisson sampling: at every step each unit takes part independently with probability {self.rate:g}"
+
 
 @dataclass(frozen=True)
 class SinglePass:
     """Each unit takes part at most once, at a step that nobody needs to hide."""
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return "a single pass: each unit takes part at most once"
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,11 @@ class FixedOrder:
         check.integer("participation.steps_per_epoch", self.steps_per_epoch)
         check.integer("participation.epochs", self.epochs)
 
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return f"a fixed order: each unit takes part every {self.steps_per_epoch} steps, at most {self.epochs} times"
+
 
 @dataclass(frozen=True)
 class Reshuffled:
@@ -48,6 +65,11 @@ class Reshuffled:
     def __post_init__(self) -> None:
         check.integer("participation.steps_per_epoch", self.steps_per_epoch)
         check.integer("participation.epochs", self.epochs)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return f"shuffled epochs: each unit takes part once in {self.steps_per_epoch} steps, {self.epochs} times"
 
 
 @dataclass(frozen=True)
@@ -61,6 +83,11 @@ class Separated:
         check.integer("participation.separation", self.separation)
         check.integer("participation.most", self.most)
 
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return f"participations at least {self.separation} steps apart, at most {self.most} of them"
+
 
 @dataclass(frozen=True)
 class CyclicPoisson:
@@ -73,6 +100,13 @@ class CyclicPoisson:
         object.__setattr__(self, "rate", check.rate("participation.rate", self.rate))
         check.integer("participation.cycle", self.cycle)
 
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return (
+            f"cyclic Poisson sampling: in its turn, every {self.cycle} steps, each unit takes part with probability {self.rate:g}"
+        )
+
 
 @dataclass(frozen=True)
 class BallsInBins:
@@ -84,6 +118,11 @@ class BallsInBins:
     def __post_init__(self) -> None:
         check.integer("participation.bins", self.bins)
         check.integer("participation.epochs", self.epochs)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return f"balls in bins: each unit falls secretly into one of {self.bins} batches, each used {self.epochs} times"
 
 
 Participation = Union[Poisson, SinglePass, FixedOrder, Reshuffled, Separated, CyclicPoisson, BallsInBins]

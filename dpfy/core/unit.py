@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, ClassVar
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
@@ -33,20 +34,49 @@ class Adjacency(str, Enum):
         return cls(check.one_of("adjacency", str(getattr(value, "value", value)), [a.value for a in cls]))
 
 
+PROTECTS = {
+    "record": "Everything in the unit's records is protected, features and labels.",
+    "label": "Only the labels are protected; the features are treated as public.",
+    "prediction": "Only what is predicted is protected; the model itself must not be released.",
+    "user": "Everything that one user contributed is protected, in all of their records together.",
+    "window": "What one user contributed within one window of time is protected; their other records are other units.",
+}
+"""What of a unit's data a guarantee may cover."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """What one neighbour differs in: an example, a user, a label. `name` completes the phrase "one ...".
 
-    `most_records` bounds how many records one unit may own; an example is a unit of size one.
+    `most_records` bounds how many records one unit may own; an example is a unit of size one. `protects` says what of it is covered,
+    whatever it is called (:data:`PROTECTS`); `tokens` is the length of a unit of text.
     """
 
     name: str = "example"
     most_records: int = 1
+    protects: str = "record"
+    tokens: int | None = None
+
+    LATER: ClassVar[tuple[str, ...]] = ("protects", "tokens")
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable() or len(self.name) > MOST_NAME:
             raise InvalidInput("unit.name", self.name, f"must be 1 to {MOST_NAME} printable characters: example, user, label")
         check.integer("unit.most_records", self.most_records)
+        check.one_of("unit.protects", self.protects, PROTECTS)
+        if self.tokens is not None:
+            check.integer("unit.tokens", self.tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; those that came later are left out while they say nothing."""
+        later: dict[str, Any] = {"protects": self.protects} if self.protects != "record" else {}
+        later |= {"tokens": self.tokens} if self.tokens is not None else {}
+        return {"name": self.name, "most_records": self.most_records} | later
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the unit's data is protected, not its label or a prediction alone."""
+        return self.protects not in ("label", "prediction")
 
 
 EXAMPLE = Unit()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfy.core import check
+from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
@@ -30,7 +30,8 @@ class NoiseStream:
     carries (a little more, for the rounding of sums), so there is one owner of the clip norm. The noise of step s is a function of
     (secret, name, s) alone. The noisy sum is divided by `divisor`, which is public, while it is at hand. With `in_place` the released
     value takes the memory of the sum, which must not be used afterwards, not even where the value went elsewhere; otherwise the sum
-    is left as it is. `shards` is the number of streams that share one contribution's coordinates (:mod:`dpfy.noise.shard`).
+    is left as it is. `shards` is the number of streams that share one contribution's coordinates (:mod:`dpfy.noise.shard`). `event`
+    is all that the stream does in a whole run, which the permit must have been given for; by default one Gaussian release.
     """
 
     strategy: Strategy
@@ -40,11 +41,14 @@ class NoiseStream:
     divisor: float = 1.0
     in_place: bool = False
     shards: int = 1
+    event: events.Event | None = None
 
     def __post_init__(self) -> None:
         check.integer("shards", self.shards)
         check.nonnegative("noise scale", self.scale)
         check.positive("divisor", self.divisor)
+        if self.event is None:
+            object.__setattr__(self, "event", events.Gaussian(self.scale) if self.scale else events.NotPrivate())
 
     def init(self, like: Grads) -> State:
         """The strategy's state before the first step."""
@@ -63,14 +67,15 @@ class NoiseStream:
         With `into`, tensors of the same names and shapes, the released values are rounded to their types and written there, on a GPU
         in the pass that adds the noise.
 
-        Guarantees: refuses a step that `permit` does not cover, an `into` of other names or shapes, and an unbounded sum unless the
-        scale is zero (a run without privacy, billed as such). Every parameter gets noise at every step, also when the batch was
-        empty. Noise is added in float32 or wider, before any rounding to a narrower type. With noise, every released value is
-        (k + 1/2) step / divisor for a whole number k and a step that plan, shapes and types decide, not the data
+        Guarantees: refuses a step that `permit` does not cover, a permit for another event, an `into` of other names or shapes, and an
+        unbounded sum unless the scale is zero (a run without privacy, billed as such). Every parameter gets noise at every step, also
+        when the batch was empty. Noise is added in float32 or wider, before any rounding to a narrower type. With noise, every released
+        value is (k + 1/2) step / divisor for a whole number k and a step that plan, shapes and types decide, not the data
         (:mod:`dpfy.noise.lattice`); what is left of the difference between this noise and a real Gaussian is stated in
         docs/decisions.md.
         """
-        permit.check(step)
+        assert self.event is not None
+        permit.check(step, self.event)
         if self.scale and math.isinf(total.bound.l2):
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         dtype = gaussian.dtype_of(total.value)

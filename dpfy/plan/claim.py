@@ -1,24 +1,29 @@
-"""What a training run promises, as its reservation in the ledger states it before any data is read.
+"""What a training run promises, and what its evaluation does, as their reservations state it before any data is read.
 
-Facts that change the bill are here and nowhere else: the whole plan, whether the seed is fixed, whether batches are formed outside of
-dpfy. Verification compares card and plan with this, field by field.
+Facts that change the bill are here and nowhere else: the whole plan, and whether batches are formed outside of dpfy. Verification
+compares card and plan with this, field by field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dpfy import accounting
-from dpfy.accounting.rows import unsampled
-from dpfy.core import check, events
+from dpfy.accounting.rows import amplified, unsampled
+from dpfy.core import check, events, participation
+from dpfy.core.claim import NEARLY, NO, STATED, YES, Assumption, Promise, register
+from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
+from dpfy.core.unit import Adjacency, Unit
+from dpfy.plan import pairs
 from dpfy.plan.recipe import Plan
 
-ENTROPY, FIXED = "entropy", "fixed"
-PRACTICE = "the seed was fixed for a test: whoever knows it can remove the noise"
 MOST_WORDS = 200
+PUBLIC, NOTHING = "declared public", "nothing by the caller"
+RELEASED = "every noisy step, and so every intermediate model and average; not the last model alone"
 
 
 @dataclass(frozen=True)
@@ -37,18 +42,24 @@ class ForeignBatches:
             check.integer("batches.most", self.most)
 
 
+@register
 @dataclass(frozen=True)
-class Claim:
-    """The claim of a training run. `shared` names the data set's ledger and the entry there, where the run is billed a second time.
+class Training:
+    """The claim of a training run: a plan, and how its batches are formed where dpfy does not form them.
 
     Guarantees: `event` is what the run must be billed for; batches formed elsewhere earn no amplification, and their bound on
     participation never makes the bill smaller than that of the batches that dpfy would draw.
     """
 
     plan: Plan
-    fixed_seed: bool = False
     batches: ForeignBatches | None = None
-    shared: tuple[str, str] | None = None
+
+    kind: ClassVar[str] = "training"
+    name: ClassVar[str] = "training"
+    purpose: ClassVar[str] = "training"
+    trust: ClassVar[str] = "central"
+    boundary: ClassVar[str] = "B4"
+    artefacts: ClassVar[tuple[str, ...]] = ("plan.json", "config.toml", "metrics.jsonl", "model.safetensors")
 
     def __post_init__(self) -> None:
         if self.batches is None or self.batches.most is None:
@@ -65,30 +76,185 @@ class Claim:
         return self.plan.event if self.batches is None else unsampled(self.plan.event, self.batches.most)
 
     @property
-    def caveats(self) -> tuple[str, ...]:
-        """Conditions of the guarantee that follow from the claim."""
-        return (PRACTICE,) if self.fixed_seed else ()
+    def releases(self) -> int:
+        """One a step."""
+        return self.plan.recipe.steps
+
+    @property
+    def unit(self) -> Unit:
+        """The plan's."""
+        return self.plan.recipe.unit
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The plan's."""
+        return self.plan.recipe.adjacency
+
+    @property
+    def delta(self) -> float:
+        """The plan's."""
+        return self.plan.delta
+
+    @property
+    def accountant(self) -> str:
+        """The plan's."""
+        return self.plan.accountant
+
+    @property
+    def records(self) -> int:
+        """The plan's."""
+        return self.plan.recipe.records
+
+    def files(self) -> Mapping[str, bytes]:
+        """The plan, to be read without the ledger."""
+        return {"plan.json": (json.dumps(self.plan.to_json(), indent=1, sort_keys=True) + "\n").encode()}
+
+    def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
+        """Every assumption of the accounting, what was done, and whether it holds."""
+        clip = self.plan.recipe.clip.bound.l2
+        return [
+            self._sampling(),
+            Assumption(
+                "contribution",
+                f"one unit adds at most the clip norm {clip:g} to a step",
+                "every unit's gradient was clipped",
+                YES,
+            ),
+            Assumption(
+                "arithmetic", "noise is a real number drawn exactly", "noise is drawn and added in floating point", NEARLY
+            ),
+            Assumption(
+                "steps",
+                "the number of steps was fixed before the data was read",
+                "reserved in the ledger before the first step",
+                YES,
+            ),
+            *_of_the_caller(facts),
+        ]
+
+    def _sampling(self) -> Assumption:
+        planned = self.plan.recipe.sampler.participation.words
+        if self.batches is not None:
+            return Assumption("sampling", planned, self.batches.done, NO)
+        if amplified(self.plan.event):
+            return Assumption("sampling", f"{planned}, kept secret", f"{planned}; drawn by dpfy from the run's own secret", YES)
+        return Assumption("sampling", f"nothing secret about who takes part when; {planned}", f"{planned}; formed by dpfy", YES)
+
+    def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
+        """What a reader must know about the sampling of this run, and about its end."""
+        found = []
+        if self.batches is not None:
+            found.append(
+                f"Batches were not drawn as the accounting would need for amplification ({self.batches.done}). The stated epsilon is "
+                "the one without amplification."
+            )
+        elif not isinstance(pattern := self.plan.recipe.sampler.participation, participation.Poisson):
+            known = "The accounting is made for this pattern." if amplified(self.plan.event) else "No amplification is claimed."
+            found.append(f"Batches were not Poisson samples ({pattern.words}). {known}")
+        if (done := facts.get("steps_done", self.releases)) < self.releases:
+            found.append(f"The run ended after {done} of {self.releases} steps; all of them are billed.")
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """What was done to the data."""
+        recipe, plan = self.plan.recipe, self.plan
+        encoded = plan.to_json()["recipe"]
+        theorem = pairs.find(recipe.sampler.participation, recipe.strategy).theorem
+        return {
+            "title": "Training",
+            "released": RELEASED,
+            "theorem": theorem,
+            "sampling_note": self._note(),
+            "mechanism": {
+                "noise_multiplier": plan.noise_multiplier,
+                "stddev": plan.stddev,
+                "clip_norm": number(recipe.clip.bound.l2),
+                "expected_batch": recipe.expected_batch,
+                "records": recipe.records,
+                "steps": recipe.steps,
+                "epochs": recipe.steps * recipe.expected_batch / recipe.records,
+                "sampling": encoded["sampler"],
+                "sampling_words": recipe.sampler.participation.words,
+                "strategy": encoded["strategy"]["kind"],
+                "noise_on_average": plan.stddev / recipe.expected_batch,
+                "theorem": theorem,
+            },
+        }
+
+    def _note(self) -> dict[str, Any]:
+        """Batches formed elsewhere: what it takes to compute the guarantee again from the card alone."""
+        if self.batches is None:
+            return {"absent": "batches were formed by dpfy, as the plan says"}
+        return {"done": self.batches.done} | ({"most": self.batches.most} if self.batches.most else {})
 
     def to_json(self) -> dict[str, Any]:
         """The claim as JSON; `from_json` gives an equal one."""
         batches = None if self.batches is None else {"done": self.batches.done, "most": self.batches.most}
-        shared = None if self.shared is None else {"ledger": self.shared[0], "entry": self.shared[1]}
-        return {"plan": self.plan.to_json(), "seed": FIXED if self.fixed_seed else ENTROPY, "batches": batches, "shared": shared}
+        return {"plan": self.plan.to_json(), "batches": batches}
 
     @classmethod
-    def from_json(cls, data: Any) -> Claim:
-        """The claim that `to_json` wrote; anything else is `Corrupt`."""
-        try:
-            check.known_keys("claim", data, ("plan", "seed", "batches", "shared"))
-            batches, shared = data["batches"], data["shared"]
-            return cls(
-                Plan.from_json(data["plan"]),
-                check.one_of("claim.seed", data["seed"], (ENTROPY, FIXED)) == FIXED,
-                None if batches is None else ForeignBatches(batches["done"], batches["most"]),
-                None if shared is None else (str(shared["ledger"]), str(shared["entry"])),
-            )
-        except (DpfyError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as problem:
-            raise Corrupt("claim", f"cannot be read ({_words(problem)})") from None
+    def from_json(cls, data: Any) -> Training:
+        """The claim that `to_json` wrote."""
+        check.known_keys("claim", data, ("plan", "batches"))
+        batches = data["batches"]
+        return cls(Plan.from_json(data["plan"]), None if batches is None else ForeignBatches(batches["done"], batches["most"]))
+
+
+def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
+    """What no library can see in somebody else's program: assumed because the caller states it, by running the program."""
+    optimizer = facts.get("optimizer", {})
+    began = "began with a state that the caller declared public" if optimizer.get("initial_state") == PUBLIC else "began empty"
+    rows = [
+        Assumption(
+            "the caller's code",
+            "nothing computed from the data reaches the model, or anything that is published, but through the noise",
+            "weights, frozen weights, buffers and the optimizer's state were watched at every step, and a change that the run had not "
+            "made would have ended it; what the program prints, stores or decides by looking at the data is not watched",
+            STATED,
+        ),
+        Assumption(
+            "the beginning",
+            "initial weights and settings were chosen without the data",
+            f"they were given by the caller; the optimizer {began}",
+            STATED,
+        ),
+    ]
+    if optimizer.get("projection", "none") != "none":
+        assumed = "the rule that changes the weights after each step reads the weights and nothing else"
+        rows.append(Assumption("projection", assumed, "the rule is the caller's own function", STATED))
+    if (recorded := facts.get("recorded", NOTHING)) != NOTHING:
+        assumed = f"the numbers that the caller recorded may be published: {recorded}"
+        done = "they stand in metrics.jsonl; losses of the batch are refused where recognised"
+        rows.append(Assumption("recorded", assumed, done, STATED))
+    return rows
+
+
+@register
+@dataclass(frozen=True)
+class Evaluation(Promise):
+    """The claim of a billed evaluation: counts of right and wrong answers on private held-out records, with Gaussian noise."""
+
+    noise_multiplier: float
+
+    kind: ClassVar[str] = "evaluation"
+    purpose: ClassVar[str] = "evaluation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.noise_multiplier("test_noise", check.positive("test_noise", self.noise_multiplier))
+
+    @property
+    def event(self) -> events.Event:
+        """A Gaussian sum to which each record adds at most its bound."""
+        return events.Gaussian(self.noise_multiplier)
+
+    def describe(self) -> dict[str, Any]:
+        """What was measured, and how."""
+        return {
+            "title": "Evaluation on private records",
+            "words": "Counts of right and wrong answers of the released model, and of each class taken for each class, with noise.",
+            "noise_multiplier": self.noise_multiplier,
+        }
 
 
 def read_plan(file: str, data: Any) -> Plan:
@@ -96,29 +262,5 @@ def read_plan(file: str, data: Any) -> Plan:
     try:
         return Plan.from_json(data)
     except (DpfyError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as problem:
-        raise Corrupt(file, f"is not a plan ({_words(problem)})") from None
-
-
-def differences(stated: Any, due: Any, place: str = "") -> list[str]:
-    """Where two JSON values differ: one line a leaf, ``place: stated where due``."""
-    return [f"{at or 'it'} is {a} and not {b}" for at, a, b in _apart(stated, due, place)]
-
-
-def _apart(stated: Any, due: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(stated, dict) and isinstance(due, dict):
-        for key in sorted(stated.keys() | due.keys()):
-            yield from _apart(stated.get(key), due.get(key), f"{place}.{key}".lstrip("."))
-    elif isinstance(stated, list) and isinstance(due, list) and len(stated) == len(due):
-        for number, (a, b) in enumerate(zip(stated, due, strict=True)):
-            yield from _apart(a, b, f"{place}.{number}")
-    elif stated != due or isinstance(stated, bool) != isinstance(due, bool):
-        yield place, _short(stated), _short(due)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _words(problem: Exception) -> str:
-    return str(problem) if isinstance(problem, DpfyError) else type(problem).__name__
+        words = str(problem) if isinstance(problem, DpfyError) else type(problem).__name__
+        raise Corrupt(file, f"is not a plan ({words})") from None

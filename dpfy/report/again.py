@@ -10,12 +10,11 @@ from typing import Any
 
 from dpfy import __version__
 from dpfy.core import events
-from dpfy.core.errors import Unsupported
+from dpfy.core.claim import FIXED, Reserved, kind_of
+from dpfy.core.errors import Corrupt, DpfyError, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
-from dpfy.plan.claim import ENTROPY, FIXED
-from dpfy.plan.recipe import Plan
-from dpfy.report import accesses, assumptions, forecast, numbers
+from dpfy.report import accesses, first, forecast, numbers
 from dpfy.report import card as cards
 
 TOLERANCE = 1e-6
@@ -33,34 +32,66 @@ def same_version(card: dict[str, Any]) -> bool:
 
 def stated_ledger(card: dict[str, Any]) -> Ledger:
     """The ledger that a card says it was computed from, in memory; `Corrupt` where it could not be one."""
+    card = first.raised(card)
     billed = any(row["kind"] == "other runs" and "this run alone" in row["absent"] for row in card["accesses"]["not_covered"])
-    note = card["accounting"]["sampling_note"]
-    claim = {
-        "plan": card["plan"],
-        "seed": FIXED if card["provenance"]["seed"] == cards.FIXED_SEED else ENTROPY,
-        "batches": {"done": note["done"], "most": note.get("most")} if "done" in note else None,
-        "shared": {"ledger": "", "entry": ""} if billed else None,
-    }
-    terms = {"unit": {k: card["unit"][k] for k in ("name", "most_records")}, "adjacency": card["adjacency"]["name"]}
-    covered = card["accesses"]["covered"]
-    own = next((n for n, row in enumerate(covered) if row["name"] == assumptions.TRAINING), None)
-    rows = [(row["name"], row["event"], row["uses"], claim if n == own else {}) for n, row in enumerate(covered)]
-    return forecast.ledger_of(terms, rows, card["ledger"]["head"])
+    seed = first.seed_of(card["provenance"]["seed"] == cards.FIXED_SEED)
+    parts = {part["name"]: part for part in card["sections"]}
+    unit = {key: card["unit"][key] for key in ("name", "most_records")}
+    unit |= {"protects": card["unit"]["protection"]} if card["unit"].get("protection", "record") != "record" else {}
+    unit |= {"tokens": card["unit"]["tokens"]} if isinstance(card["unit"].get("tokens"), int) else {}
+    rows = [
+        (row["name"], row["event"], row["uses"], _claim(parts.pop(row["name"], None), seed, billed))
+        for row in card["accesses"]["covered"]
+    ]
+    return forecast.ledger_of({"unit": unit, "adjacency": card["adjacency"]["name"]}, rows, card["ledger"]["head"])
 
 
-def derived(plan: Plan, ledger: Ledger, card: dict[str, Any]) -> dict[str, Any]:
-    """All claims as they follow now from plan and ledger, given the facts that the card states."""
-    return cards.claims(plan, ledger, card, tuple(card["caveats"]), forecast.TRUST)
+def _claim(part: dict[str, Any] | None, seed: str, billed: bool) -> dict[str, Any]:
+    """What the reservation of a section must have said."""
+    if part is None:
+        return {}
+    try:
+        made = kind_of(part["kind"]).from_json(part["claim"])
+    except (DpfyError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as problem:
+        raise Corrupt(cards.NAME, f"holds a claim that cannot be read ({type(problem).__name__}: {problem})") from None
+    return Reserved(made, seed == FIXED, (forecast.NOBODY, forecast.NOBODY) if billed else None).to_json()
+
+
+def derived(ledger: Ledger, card: dict[str, Any]) -> dict[str, Any]:
+    """All claims as they follow now from the ledger, given the facts that the card states."""
+    stated = first.raised(card)
+    due = cards.claims(ledger, stated | {"sections": {part["name"]: part for part in stated["sections"]}})
+    if not first.is_first(card):
+        return due
+    shared: dict[str, Any] = _only({key: value for key, value in due.items() if key != "format"}, stated)
+    return shared
+
+
+def _only(due: Any, like: Any) -> Any:
+    """What is due, without what the first format does not state."""
+    if isinstance(due, dict) and isinstance(like, dict):
+        return {key: _only(value, like[key]) for key, value in due.items() if key in like}
+    if isinstance(due, list) and isinstance(like, list) and len(due) == len(like):
+        return [_only(a, b) for a, b in zip(due, like, strict=True)]
+    return due
 
 
 def differences(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
     """One line for each field of the card that is not what it should be."""
-    exact = same_version(card)
+    exact, stated = same_version(card), first.raised(card)
     lines = []
-    for place, stated, due in _leaves({k: card.get(k) for k in claims}, claims, ()):
-        if (exact or not PROSE & set(place)) and not _same(stated, due):
-            lines.append(f"privacy.json {'.'.join(place)} says {_short(stated)}, the ledger gives {_short(due)}")
+    for place, said, due in _leaves({k: stated.get(k) for k in claims}, _facing(claims, stated), ()):
+        if (exact or not PROSE & set(place)) and not _same(said, due):
+            lines.append(f"privacy.json {'.'.join(place)} says {_short(said)}, the ledger gives {_short(due)}")
     return lines
+
+
+def _facing(claims: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:
+    """The claims with the facts that each section tells beside them: what is not derived is not compared."""
+    parts = stated["sections"]
+    if len(parts) != len(claims["sections"]):
+        return claims
+    return claims | {"sections": [told | due for told, due in zip(parts, claims["sections"], strict=True)]}
 
 
 def _leaves(stated: Any, due: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
@@ -88,22 +119,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def second_opinion(plan: Plan, ledger: Ledger, card: dict[str, Any]) -> tuple[str | None, str]:
+def second_opinion(ledger: Ledger, card: dict[str, Any]) -> tuple[str | None, str]:
     """What contradicts the card in the eyes of dp-accounting, and what it found.
 
     Its RDP is an upper bound that a tight accountant must not exceed; its PLD must not exceed what a looser accountant states. Where
     only RDP has an answer for a claim made by RDP, the two may differ by their orders, not by more than `APART`.
     """
-    found = []
+    found, accountant, delta = [], card["guarantee"]["accountant"], card["guarantee"]["delta"]
+    if delta == 0:
+        return None, "has no answer for a pure guarantee"
     for place, (claim, event) in _claimed(ledger, card).items():
         if "epsilon" not in claim:
             continue
         value = _value(claim["epsilon"])
         try:
-            name, second = _opinion(plan, event, ledger.adjacency)
+            name, second = _opinion(accountant, delta, event, ledger.adjacency)
         except (Unsupported, ImportError) as reason:
             return None, f"has no answer for this run ({reason})"
-        if _contradicts(plan.accountant, name, value, second):
+        if _contradicts(accountant, name, value, second):
             return f"privacy.json {place}.epsilon says {value:.6g}, {name} gives {second:.6g}: one of them is wrong", ""
         found.append(f"{place} {second:.4g} by {name} ({value:.4g} stated)")
     return None, f"dp-accounting: {', '.join(found)}"
@@ -119,13 +152,13 @@ def _claimed(ledger: Ledger, card: dict[str, Any]) -> dict[str, tuple[dict[str, 
     }
 
 
-def _opinion(plan: Plan, event: events.Event, adjacency: Adjacency) -> tuple[str, float]:
-    if plan.accountant in TIGHT:
-        return "rdp", _peer("rdp", event, adjacency, plan.delta)
+def _opinion(accountant: str, delta: float, event: events.Event, adjacency: Adjacency) -> tuple[str, float]:
+    if accountant in TIGHT:
+        return "rdp", _peer("rdp", event, adjacency, delta)
     try:
-        return "pld", _peer("pld", event, adjacency, plan.delta)
+        return "pld", _peer("pld", event, adjacency, delta)
     except Unsupported:
-        return "rdp", _peer("rdp", event, adjacency, plan.delta)
+        return "rdp", _peer("rdp", event, adjacency, delta)
 
 
 def _contradicts(accountant: str, name: str, stated: float, second: float) -> bool:

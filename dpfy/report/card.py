@@ -1,36 +1,36 @@
 """privacy.json: the guarantee of a run with everything without which it means nothing, computed from the ledger, never typed.
 
-`claims` derives from plan and ledger all that can be derived; `build` adds what only the run can tell (utility, components,
-provenance). Verification derives the claims again and compares.
+A general part, and a section for each claim in the folder, which the claim itself describes. `claims` derives from the ledger all that
+can be derived; `build` adds what only the run can tell (provenance, and for each section its figures). Verification derives the claims
+again and compares. :mod:`dpfy.report.first` reads cards of the first format.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpfy.core.claim import BOUNDARIES, NO, YES, Assumption, Claim, Reserved
 from dpfy.core.codec import digest, number
+from dpfy.core.errors import Corrupt
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of, write_atomically
-from dpfy.plan import pairs
-from dpfy.plan.claim import Claim
-from dpfy.plan.recipe import Plan
-from dpfy.report import accesses, assumptions, evaluations, meaning, numbers, schema, words
+from dpfy.report import accesses, deployments, evaluations, meaning, numbers, schema, words
 from dpfy.report.words import absent
 
 FORMAT = schema.FORMAT
 NAME = "privacy.json"
 AUDIT_FILES = ("audit.json", "audit.svg", "canaries.npz")
-RUN_FILES = ("plan.json", "config.toml", "metrics.jsonl", "model.safetensors")
-COVERED_FILES = (*RUN_FILES, *AUDIT_FILES)
-RELEASED = "every noisy step, and so every intermediate model and average; not the last model alone"
+CONFIG = "config.toml"
 FIXED_SEED = "fixed for a test"
+SECRET_SEED = "256 bits of operating system entropy, erased at the end of the run"
 NO_AUDIT = "no audit was made before the run ended; an audit made later stands in audit.json and in the report"
-NO_NORMS = "gradient norms were not released: showing them would cost privacy, and no reservation pays for it"
+NO_PUBLIC = "no public data was declared: whatever else shaped the result (pretraining, tuning, features) is not known here"
 VERIFICATION = (
     "dpfy is open source (Apache-2.0). On the run folder, dpfy verify recomputes every number above from the ledger, again with a "
     "second accountant, and checks the hashes of all files: that they agree with each other, not that whoever made them was honest. "
@@ -39,42 +39,56 @@ VERIFICATION = (
 
 
 @dataclass(frozen=True)
-class RunFacts:
-    """What a finished training knows about itself. What it does not know stays None and is stated as absent."""
+class Facts:
+    """What a finished run knows about itself, beside its ledger: where and how it ran, and the figures of each section, by its name.
 
-    plan: Plan
-    guarantee: Guarantee
-    steps_done: int
-    utility: dict[str, float]
-    provenance: dict[str, str]
-    optimizer: dict[str, Any] = field(default_factory=dict)
-    components: dict[str, Any] | None = None
-    confusion: list[list[int]] | None = None
-    test: str = "none"
+    `releases` is the number of releases that were made. `public_data` names public data that shaped the result:
+    ``{"data": ..., "used_for": ..., "provenance": ...}``.
+    """
+
+    provenance: Mapping[str, str]
+    releases: int
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    public_data: tuple[Mapping[str, str], ...] = ()
 
 
-def build(folder: Path, run: RunFacts, ledger: Ledger) -> dict[str, Any]:
-    """The card of the run in `folder`. Every number comes from the plan, the ledger or a file."""
+def build(folder: Path, run: Facts, ledger: Ledger) -> dict[str, Any]:
+    """The card of the run in `folder`. Every number comes from the ledger or a file."""
     facts: dict[str, Any] = {
-        "steps_done": run.steps_done,
-        "evaluation": {"test": run.test},
-        "utility": {k: number(v) for k, v in run.utility.items()} or absent(evaluations.words(run.test)),
-        "confusion": run.confusion or absent("there are no classes to confuse" if run.utility else evaluations.words(run.test)),
-        "gradient_norms": absent(NO_NORMS),
         "audit": absent(NO_AUDIT),
-        "components": run.components or absent("the run did not describe its model"),
-        "optimizer": run.optimizer or absent("the run did not describe its optimizer"),
-        "provenance": run.provenance,
-        "files": hashes(folder),
+        "provenance": dict(run.provenance),
+        "files": hashes(folder, ledger),
+        "public_data": [dict(row) for row in run.public_data] or absent(NO_PUBLIC),
+        "sections": {name: dict(told) for name, told in run.sections.items()},
     }
-    made = sealed(facts | claims(run.plan, ledger, facts, run.guarantee.caveats, run.guarantee.trust))
+    due = claims(ledger, facts)
+    sections = [facts["sections"].get(part["name"], {}) | part for part in due["sections"]]
+    made = sealed(facts | due | {"sections": sections})
     as_read: dict[str, Any] = json.loads(render(made))  # as a reader will find it, keys in order
     return as_read
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a run that is there before its card."""
-    return {name: sha256_of(folder / name) for name in COVERED_FILES if (folder / name).is_file()}
+def reservations(ledger: Ledger) -> list[tuple[str, Reserved]]:
+    """The claims of a run's ledger, with their names, in the order of their reservation. Bare accesses have none."""
+    found = [(p.name, Reserved.from_json(p.claim)) for p in ledger.permits() if p.claim and _is_claim(p.claim)]
+    if not found:
+        raise Corrupt(ledger.path.name, "reserves nothing that a run claims")
+    return found
+
+
+def _is_claim(data: Mapping[str, Any]) -> bool:
+    return "kind" in data or "plan" in data
+
+
+def hashes(folder: Path, ledger: Ledger) -> dict[str, str]:
+    """SHA-256 of every file of a run that is there before its card: what its claims name, its configuration, an audit."""
+    return {name: sha256_of(folder / name) for name in covered(ledger) if (folder / name).is_file()}
+
+
+def covered(ledger: Ledger) -> list[str]:
+    """The names of all files that the run may have."""
+    named = [name for _, reserved in reservations(ledger) for name in reserved.claim.artefacts]
+    return list(dict.fromkeys([*named, CONFIG, *AUDIT_FILES]))
 
 
 def sealed(card: dict[str, Any]) -> dict[str, Any]:
@@ -84,66 +98,78 @@ def sealed(card: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def claims(plan: Plan, ledger: Ledger, facts: dict[str, Any], caveats: tuple[str, ...], trust: str) -> dict[str, Any]:
-    """All that follows from plan and ledger, given the stated facts of the run."""
-    claim = assumptions.claim_of(ledger)
-    bill = numbers.Bill(ledger.event(), ledger.adjacency, plan.accountant, plan.delta)
-    epsilon = numbers.epsilon(bill)
-    unit, adjacency = plan.recipe.unit, plan.recipe.adjacency
-    shape = numbers.curve(bill.event, bill.adjacency, bill.accountant)
-    whole = Guarantee(shape, plan.accountant, ledger.adjacency, ledger.unit, trust, caveats)
+def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """All that follows from the ledger, given the stated facts of the run: `sections` maps names to what each section tells."""
+    held = reservations(ledger)
+    first = held[0][1].claim
+    bill = numbers.Bill(ledger.event(), ledger.adjacency, first.accountant, first.delta)
+    epsilon, unit = numbers.epsilon(bill), ledger.unit
+    caveats = tuple(dict.fromkeys(line for _, reserved in held for line in reserved.caveats))
+    whole = Guarantee(
+        numbers.curve(bill.event, bill.adjacency, bill.accountant), bill.accountant, ledger.adjacency, unit, first.trust, caveats
+    )
+    told = facts["sections"]
     return {
         "format": FORMAT,
-        "statement": _statement(whole, ledger, plan.delta),
-        "guarantee": _headline(plan, bill, trust),
-        "setting": {"model": trust, "words": words.SETTINGS[trust]},
-        "accesses": accesses.table(ledger, bill, shared=claim.shared is not None),
-        "released": RELEASED,
-        "evaluation": evaluations.row(facts["evaluation"]["test"], facts, ledger),
-        "unit": {
-            "name": unit.name,
-            "most_records": unit.most_records,
-            "meaning": words.unit_meaning(unit),
-            "protection": words.protection_of(unit),
-            "protection_words": words.PROTECTIONS[words.protection_of(unit)],
+        "statement": _statement(whole, ledger, first.delta),
+        "guarantee": _headline(ledger, bill, first.trust),
+        "setting": {"model": first.trust, "words": words.SETTINGS[first.trust]},
+        "accesses": accesses.table(ledger, bill, shared=any(reserved.shared for _, reserved in held)),
+        "boundary": _boundary([reserved.claim for _, reserved in held]),
+        "unit": words.unit_row(unit),
+        "adjacency": {"name": ledger.adjacency.value, "meaning": words.adjacency_meaning(ledger.adjacency)},
+        "accounting": {
+            "accountant": bill.accountant,
+            "words": ACCOUNTANTS.get(bill.accountant, f"the {bill.accountant} accountant"),
+            "assumptions": [_noise(any(reserved.fixed_seed for _, reserved in held)).to_json()],
+            "without_amplification": _without_amplification(ledger, bill),
         },
-        "adjacency": {"name": adjacency.value, "meaning": words.adjacency_meaning(adjacency)},
-        "accounting": _accounting(claim, ledger, bill, facts),
         "formal": _formal(ledger, bill),
-        "tier": meaning.tier(epsilon, unit, adjacency),
+        "tier": meaning.tier(epsilon, unit, ledger.adjacency),
         "attacker": meaning.attacker(numbers.points(bill), unit),
-        "delta": _delta(plan),
-        "mechanism": _mechanism(plan),
-        "plan": plan.to_json(),
+        "delta": _delta(first.delta, next((r.claim.records for _, r in held if r.claim.records), None)),
+        "deployments": deployments.table(),
         "caveats": list(caveats),
-        "warnings": _warnings(claim, ledger, facts, epsilon),
+        "warnings": _warnings(held, ledger, told, epsilon, first.delta),
         "ledger": ledger.basis,
         "verification": {"words": VERIFICATION, "command": "dpfy verify RUN"},
+        "sections": [_section(name, reserved.claim, told.get(name, {}), ledger) for name, reserved in held],
     }
 
 
-def _headline(plan: Plan, bill: numbers.Bill, trust: str) -> dict[str, Any]:
+def _section(name: str, claim: Claim, told: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """What follows from a claim and the ledger about one section."""
+    head = {"name": name, "kind": claim.kind, "purpose": claim.purpose, "claim": claim.to_json()}
+    found = head | claim.describe() | {"assumptions": [row.to_json() for row in claim.assumptions(told)]}
+    if "evaluation" in told:
+        found["evaluation"] = evaluations.row(told["evaluation"]["test"], told, ledger)
+    elif any(key in told for key in ("utility", "confusion")):
+        raise Corrupt(NAME, f"states figures in {name} and does not say on which data")
+    return found
+
+
+def _boundary(held: list[Claim]) -> dict[str, str]:
+    """The first boundary that any of the claims lets through: what lies behind it is protected."""
+    name = min(claim.boundary for claim in held)
+    rest = f"Protected from here on: {BOUNDARIES[name]}, and everything made of it."
+    return {"name": name, "words": rest + " What lies before it must be kept as the data is."}
+
+
+def _noise(fixed: bool) -> Assumption:
+    done = "the seed was fixed for a test" if fixed else "256 bits of operating system entropy, erased when the run ended"
+    return Assumption("noise", "nobody can predict the noise", done, NO if fixed else YES)
+
+
+def _headline(ledger: Ledger, bill: numbers.Bill, trust: str) -> dict[str, Any]:
     lower = numbers.epsilon_lower(bill)
     return {
         "epsilon": number(numbers.epsilon(bill)),
-        "epsilon_lower": absent(f"the {plan.accountant} accountant has no lower bound") if lower is None else number(lower),
-        "delta": plan.delta,
-        "accountant": plan.accountant,
-        "adjacency": plan.recipe.adjacency.value,
-        "unit": plan.recipe.unit.name,
+        "epsilon_lower": absent(f"the {bill.accountant} accountant has no lower bound") if lower is None else number(lower),
+        "delta": bill.delta,
+        "accountant": bill.accountant,
+        "adjacency": ledger.adjacency.value,
+        "unit": ledger.unit.name,
         "trust": trust,
-    }
-
-
-def _accounting(claim: Claim, ledger: Ledger, bill: numbers.Bill, facts: dict[str, Any]) -> dict[str, Any]:
-    plan = claim.plan
-    return {
-        "accountant": plan.accountant,
-        "words": ACCOUNTANTS.get(plan.accountant, f"the {plan.accountant} accountant"),
-        "theorem": pairs.find(plan.recipe.sampler.participation, plan.recipe.strategy).theorem,
-        "assumptions": assumptions.table(claim, facts),
-        "sampling_note": assumptions.stated_note(claim),
-        "without_amplification": assumptions.without_amplification(ledger, bill),
     }
 
 
@@ -161,16 +187,31 @@ ACCOUNTANTS = {
 
 def _statement(whole: Guarantee, ledger: Ledger, delta: float) -> str:
     """The guarantee in one sentence that names everything it pays for."""
-    kinds = dict.fromkeys(accesses.kind_of(p.name) for p in ledger.permits())
-    others = [f"{kind} accesses" if kind == accesses.OTHER else kind for kind in kinds if kind != "training"]
-    sentence = whole.sentence(delta)
-    return sentence.replace("Training satisfies", f"Training with {', '.join(others)} satisfies", 1) if others else sentence
+    kinds = list(dict.fromkeys(accesses.kind_of(p) for p in ledger.permits()))
+    named = [f"{kind} accesses" if kind == accesses.OTHER else kind for kind in kinds]
+    if "training" in named:
+        others = [kind for kind in named if kind != "training"]
+        return whole.sentence(delta, f"Training with {', '.join(others)}" if others else "Training")
+    return whole.sentence(delta, f"What was released ({', '.join(named)})", "every release", "curator")
+
+
+def _without_amplification(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
+    """Epsilon of the whole ledger if it were known who took part in which step."""
+    if not numbers.amplified(bill.event):
+        return absent("no amplification by sampling is claimed: the stated epsilon holds for any order of the data")
+    value, problem = numbers.unamplified(bill)
+    if value is None:
+        return absent(f"it cannot be computed: {problem}")
+    known = "if everybody knew who takes part when, and one unit took part as often as the plan allows"
+    return {"epsilon": number(value), "delta": bill.delta, "words": known}
 
 
 def _formal(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
     """The guarantee in every form: training alone, with tuning, as (epsilon, delta), rho-zCDP, mu-GDP and as a curve."""
-    training = numbers.epsilon(bill.of(accesses.event_of_kinds(ledger, "training")))
-    held: dict[str, Any] = {"training": {"epsilon": number(training), "delta": bill.delta}}
+    held: dict[str, Any] = {"training": absent("nothing was trained")}
+    if accesses.of_kinds(ledger, "training"):
+        training = numbers.epsilon(bill.of(accesses.event_of_kinds(ledger, "training")))
+        held["training"] = {"epsilon": number(training), "delta": bill.delta}
     if accesses.of_kinds(ledger, "tuning"):
         both = numbers.epsilon(bill.of(accesses.event_of_kinds(ledger, "training", "tuning")))
         held["with_tuning"] = {"epsilon": number(both), "delta": bill.delta}
@@ -183,6 +224,8 @@ def _formal(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
     held["gdp"] = absent(why) if ratio is None else {"mu": ratio, "words": f"mu-GDP{note}"}
     if math.isinf(epsilon) or epsilon <= 0:
         held["gdp_equal"] = absent("epsilon is infinite or zero")
+    elif bill.delta == 0:
+        held["gdp_equal"] = absent("a pure guarantee has no equal Gaussian mechanism")
     else:
         held["gdp_equal"] = {
             "mu": numbers.gaussian_equal(epsilon, bill.delta),
@@ -193,51 +236,39 @@ def _formal(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
     return held
 
 
-def _delta(plan: Plan) -> dict[str, Any]:
-    records = plan.recipe.records
-    below = plan.delta * records < 1
+def _delta(delta: float, records: int | None) -> dict[str, Any]:
+    if delta == 0:
+        return {"value": 0.0, "words": "delta is 0: the guarantee is pure, and holds without exception"}
+    if records is None:
+        return {
+            "value": delta,
+            "words": "the number of units is not public: it must be far below 1/delta for the guarantee to mean much",
+        }
+    below = delta * records < 1
     return {
-        "value": plan.delta,
+        "value": delta,
         "one_over_records": 1 / records,
-        "share": plan.delta * records,
-        "words": f"delta is {plan.delta * records:.3g} times 1/n for n = {records:,}"
+        "share": delta * records,
+        "words": f"delta is {delta * records:.3g} times 1/n for n = {records:,}"
         + ("" if below else ": at this size a mechanism may publish a random record in full and still be called private"),
     }
 
 
-def _mechanism(plan: Plan) -> dict[str, Any]:
-    recipe = plan.recipe
-    encoded = plan.to_json()["recipe"]
-    return {
-        "noise_multiplier": plan.noise_multiplier,
-        "stddev": plan.stddev,
-        "clip_norm": number(recipe.clip.bound.l2),
-        "expected_batch": recipe.expected_batch,
-        "records": recipe.records,
-        "steps": recipe.steps,
-        "epochs": recipe.steps * recipe.expected_batch / recipe.records,
-        "sampling": encoded["sampler"],
-        "sampling_words": words.participation_words(recipe.sampler.participation),
-        "strategy": encoded["strategy"]["kind"],
-        "noise_on_average": plan.stddev / recipe.expected_batch,
-        "theorem": pairs.find(recipe.sampler.participation, recipe.strategy).theorem,
-    }
-
-
-def _warnings(claim: Claim, ledger: Ledger, facts: dict[str, Any], epsilon: float) -> list[str]:
+def _warnings(
+    held: list[tuple[str, Reserved]], ledger: Ledger, told: Mapping[str, Any], epsilon: float, delta: float
+) -> list[str]:
     """What a reader must not overlook, most serious first."""
-    found, plan = [], claim.plan
+    found = []
     if math.isinf(epsilon):
         found.append("There is no differential privacy guarantee.")
     elif epsilon > 10:
         found.append("Epsilon is above 10: the formal guarantee alone is no evidence of anonymity.")
-    if plan.delta * plan.recipe.records >= 1:
+    if any(reserved.claim.records and delta * reserved.claim.records >= 1 for _, reserved in held):
         found.append("Delta is not below one over the number of records.")
-    found += assumptions.warnings(claim)
-    if not accesses.of_kinds(ledger, "tuning"):
+    parts = [(reserved.claim, told.get(name, {})) for name, reserved in held]
+    found += dict.fromkeys(line for claim, facts in parts for line in claim.warnings(facts))
+    if accesses.of_kinds(ledger, "training") and not accesses.of_kinds(ledger, "tuning"):
         found.append("Tuning is not covered: if the private data guided any choice before this run, the true cost is higher.")
-    if facts["steps_done"] < plan.recipe.steps:
-        found.append(f"The run ended after {facts['steps_done']} of {plan.recipe.steps} steps; all of them are billed.")
     return found
 
 
@@ -257,3 +288,8 @@ def write_pages(folder: Path, card: dict[str, Any]) -> dict[str, str]:
     for name, content in pages.items():
         write_atomically(folder / name, content)
     return {name: sha256_of(folder / name) for name in pages}
+
+
+def section(card: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The first section of this kind; empty where there is none."""
+    return next((dict(part) for part in card["sections"] if part["kind"] == kind), {})

@@ -9,8 +9,7 @@ from typing import Any
 
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.plan.claim import read_plan
-from dpfy.report import again, html, numbers, words
+from dpfy.report import again, first, html, numbers, words
 from dpfy.report import card as cards
 from dpfy.report.verify import load_card
 
@@ -23,6 +22,9 @@ CONVERT = {
     "protection": "Label or prediction protection leaves other data open: it cannot be turned into full protection.",
     "setting": "A central, a distributed and a local guarantee trust different parties; the smaller epsilon is not the safer one.",
 }
+
+
+NO_TRAINING = "nothing was trained"
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ def _names(places: Sequence[Path]) -> list[str]:
 
 
 def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
-    plan, ledger = read_plan(f"{name}: {cards.NAME}", card["plan"]), again.stated_ledger(card)
-    bill = numbers.Bill(ledger.event(), ledger.adjacency, plan.accountant, delta)
-    stated = card["guarantee"]
+    ledger, stated = again.stated_ledger(card), card["guarantee"]
+    bill = numbers.Bill(ledger.event(), ledger.adjacency, stated["accountant"], delta)
+    training = cards.section(first.raised(card), "training")
+    mechanism = training.get("mechanism", {})
     same = delta == stated["delta"]
     return {
         "run": name,
@@ -97,17 +100,14 @@ def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
         "epsilon_at_common_delta": stated["epsilon"] if same else number(numbers.epsilon(replace(bill, delta=delta))),
         "unit": stated["unit"],
         "most_records": card["unit"]["most_records"],
-        "protection": card["unit"]["protection"],
+        "protection": "label" if ledger.unit.protects == "label" else "prediction" if not ledger.unit.whole else "full",
         "adjacency": stated["adjacency"],
         "setting": stated["trust"],
         "tier": card["tier"]["tier"],
         "accountant": stated["accountant"],
         "covers": ", ".join(sorted({row["kind"] for row in card["accesses"]["covered"]})),
-        "records": card["mechanism"]["records"],
-        "noise_multiplier": card["mechanism"]["noise_multiplier"],
-        "expected_batch": card["mechanism"]["expected_batch"],
-        "steps": card["mechanism"]["steps"],
-        "utility": card["utility"],
+        **{key: mechanism.get(key, NO_TRAINING) for key in ("records", "noise_multiplier", "expected_batch", "steps")},
+        "utility": training.get("utility", words.absent(NO_TRAINING)),
         "caveats": [*card["caveats"], *card["warnings"]],
     }
 

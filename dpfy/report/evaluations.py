@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dpfy.core import check, events
@@ -24,12 +25,12 @@ def words(test: str) -> str:
     return WORDS[check.one_of("evaluation.test", test, WORDS)]
 
 
-def row(test: str, facts: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+def row(test: str, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """The card's word on its evaluation.
 
     Guarantees: figures stand on a card only if their data was declared public or if the ledger holds the bill for them.
     """
-    told = [name for name in ("utility", "confusion") if not is_absent(facts[name])]
+    told = [name for name in ("utility", "confusion") if name in facts and not is_absent(facts[name])]
     if told and test not in ("public", "billed"):
         raise Corrupt("privacy.json", f"states {told[0]} though the evaluation is {test}")
     if test != "billed":

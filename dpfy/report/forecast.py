@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpfy.core import events
 from dpfy.core.book import VERSION, Book
 from dpfy.core.chain import ORIGIN, Chain
+from dpfy.core.claim import Reserved
 from dpfy.core.ledger import Ledger
-from dpfy.plan.claim import Claim
-from dpfy.report import assumptions, card, evaluations
-from dpfy.report.words import absent
+from dpfy.report import card
 
 NOBODY = "0" * 16
-TRUST = "central"
 Row = tuple[str, Any, int, dict[str, Any]]
 """A reservation: name, event as JSON, uses, claim."""
 
@@ -29,18 +27,12 @@ def ledger_of(terms: dict[str, Any], rows: Iterable[Row], head: str = ORIGIN) ->
     return Ledger(Path(card.NAME), Chain(bodies, [head] * len(bodies)), Book.of(card.NAME, bodies))
 
 
-def require(claim: Claim, evaluation: events.Event | None = None) -> None:
+def require(reserved: Sequence[Reserved]) -> None:
     """Refuse a run whose card could not be computed.
 
-    Guarantees: every figure that a card derives from plan and ledger is computed here, by the same functions from the same events, so
-    that no limit of accounting is met for the first time when steps were made. `numbers` keeps the figures: they are computed once.
+    Guarantees: every figure that a card derives from the ledger is computed here, by the same functions from the same events, so that
+    no limit of accounting is met for the first time when releases were made. `numbers` keeps the figures: they are computed once.
     """
-    plan = claim.plan
-    rows: list[Row] = [(assumptions.TRAINING, events.CODEC.encode(claim.event), 1, claim.to_json())]
-    if evaluation is not None:
-        rows.append((evaluations.KIND, events.CODEC.encode(evaluation), 1, {}))
-    nothing = absent("the run has not begun")
-    facts = {"steps_done": plan.recipe.steps, "evaluation": {"test": "none"}, "utility": nothing, "confusion": nothing}
-    unit = {"name": plan.recipe.unit.name, "most_records": plan.recipe.unit.most_records}
-    ledger = ledger_of({"unit": unit, "adjacency": plan.recipe.adjacency.value}, rows)
-    card.claims(plan, ledger, facts, claim.caveats, TRUST)
+    rows: list[Row] = [(r.claim.name, events.CODEC.encode(r.claim.event), 1, r.to_json()) for r in reserved]
+    unit, adjacency = reserved[0].claim.unit, reserved[0].claim.adjacency
+    card.claims(ledger_of({"unit": unit.to_json(), "adjacency": adjacency.value}, rows), {"sections": {}})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpfy.core import reading
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.tradeoff import Tradeoff
-from dpfy.report import figures, words
+from dpfy.report import deployments, figures, first, words
 from dpfy.report.figures import SUPERSCRIPT, Axis, Series
 
 if TYPE_CHECKING:
@@ -51,13 +51,35 @@ def _parsed(name: str, text: bytes, *keys: str) -> dict[str, Any]:
 def render(card: dict[str, Any], extra: dict[str, Any] | None = None) -> str:
     """The page. A function of its arguments alone: the same card gives the same bytes."""
     extra = extra or {"metrics": [], "audit": None}
-    audit = extra["audit"] or card["audit"]
-    alarm = contradiction(card, audit)
-    return (
-        environment()
-        .get_template("report.html.j2")
-        .render(card=card, audit=audit, pictures=pictures(card, extra["metrics"], audit), alarm=alarm)
-    )
+    shown = content(card, extra["audit"])
+    drawn = pictures(shown["card"], extra["metrics"], shown["audit"])
+    return environment().get_template("report.html.j2").render(**shown, pictures=drawn)
+
+
+def content(card: dict[str, Any], audit: dict[str, Any] | None) -> dict[str, Any]:
+    """What every page shows: the card in its present layout, all assumptions in one list, and what an audit says."""
+    card = first.raised(card)
+    card = PRESENT | card | {"unit": {"protection_words": ""} | card["unit"]}
+    found, training = audit or card["audit"], [part for part in card["sections"] if part["kind"] == "training"]
+    return {
+        "card": card,
+        "audit": found,
+        "alarm": contradiction(card, found),
+        "assumptions": [*card["accounting"]["assumptions"], *(row for part in card["sections"] for row in part["assumptions"])],
+        "utility": training[0]["utility"] if training else words.absent("nothing was trained"),
+        "plain": PLAIN,
+    }
+
+
+PLAIN = ("name", "kind", "purpose", "claim", "title", "words", "assumptions")
+"""Fields of a section that are shown in their own way, or nowhere."""
+UNSTATED = "cards of the first format do not state it"
+PRESENT = {
+    "boundary": {"name": "B4", "words": UNSTATED},
+    "public_data": words.absent(UNSTATED),
+    "deployments": deployments.table(),
+}
+"""What a card of the first format leaves open."""
 
 
 def contradiction(card: dict[str, Any], audit: dict[str, Any]) -> str | None:
@@ -108,15 +130,18 @@ def figure(value: Any) -> str:
 
 def pictures(card: dict[str, Any], rows: list[dict[str, Any]], audit: dict[str, Any]) -> dict[str, Any]:
     """Every picture of the page as SVG, or a typed absence."""
-    return {
-        "attacker": attack_picture(card, audit),
-        "epsilon": _over_steps(rows, "epsilon", "epsilon so far", "a", card["mechanism"]["steps"]),
-        "loss": _over_steps(rows, "test_loss", "loss on test data", "b", card["mechanism"]["steps"]),
-        "accuracy": _over_steps(rows, "test_accuracy", "accuracy on test data", "a", card["mechanism"]["steps"]),
-        "confusion": card["confusion"]
-        if words.is_absent(card["confusion"])
-        else figures.counts("Predicted against true class on test data", card["confusion"], "predicted", "true"),
-    }
+    drawn = {"attacker": attack_picture(card, audit)}
+    for part in [part for part in card["sections"] if part["kind"] == "training"][:1]:
+        steps, confused = part["mechanism"]["steps"], part["confusion"]
+        drawn |= {
+            "epsilon": _over_steps(rows, "epsilon", "epsilon so far", "a", steps),
+            "loss": _over_steps(rows, "test_loss", "loss on test data", "b", steps),
+            "accuracy": _over_steps(rows, "test_accuracy", "accuracy on test data", "a", steps),
+            "confusion": confused
+            if words.is_absent(confused)
+            else figures.counts("Predicted against true class on test data", confused, "predicted", "true"),
+        }
+    return drawn
 
 
 def attack_picture(card: dict[str, Any], audit: dict[str, Any]) -> Any:

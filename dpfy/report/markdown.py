@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dpfy.report.html import contradiction, environment
+from dpfy.report.html import content, environment
 
 if TYPE_CHECKING:
     import jinja2
@@ -17,8 +17,7 @@ SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
 def render(card: dict[str, Any], audit: dict[str, Any] | None = None) -> str:
     """The page in Markdown. A function of its arguments alone; no text of the card is read as markup."""
-    found = audit or card["audit"]
-    return _environment().get_template("report.md.j2").render(card=card, audit=found, alarm=contradiction(card, found))
+    return _environment().get_template("report.md.j2").render(**content(card, audit))
 
 
 @lru_cache(maxsize=1)

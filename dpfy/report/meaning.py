@@ -22,10 +22,10 @@ def tier(epsilon: float, unit: Unit, adjacency: Adjacency) -> dict[str, Any]:
     why = f"Epsilon {up(epsilon)} {rule}."
     if number == 3:
         why += " By itself it is not enough evidence of anonymity: audit the model, or remove sensitive records first."
-    if unit.name == "example":
+    if not unit.whole:
+        why += f" The tiers are meant for all data of one person; here only one {unit.protects} is protected."
+    elif unit.name == "example":
         why += " The tiers are meant for one person: they apply here if no person has more than one record."
-    elif unit.name in ("label", "prediction"):
-        why += f" The tiers are meant for all data of one person; here only one {unit.name} is protected."
     if adjacency is Adjacency.REPLACE_ONE:
         why += " The tiers are meant for adding or removing a unit; replacing one is the stricter reading, so the tier holds."
     return {"tier": number, "name": TIERS[number], "why": why}

@@ -11,8 +11,9 @@ from dpfy.accounting.gaussian import log_delta
 from dpfy.accounting.pairs import composition
 from dpfy.accounting.rows import amplified, unsampled
 from dpfy.core import events
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.guarantee import Curve
+from dpfy.core.ledger import Budget, Ledger
 from dpfy.core.tradeoff import Points
 from dpfy.core.unit import Adjacency
 
@@ -68,6 +69,25 @@ def points(bill: Bill) -> Points:
     grid = FEW if bill.accountant in SLOW else GRID
     held = {top: bill.delta} | {top * k: shape.delta(top * k) for k in grid if k != 1}
     return tuple(sorted(held.items()))
+
+
+def unamplified(bill: Bill) -> tuple[float | None, str]:
+    """Epsilon without amplification by sampling, or why there is none. An accountant of sampled releases may know no others."""
+    problem = ""
+    for name in dict.fromkeys((bill.accountant, accounting.DEFAULT)):
+        try:
+            return epsilon(replace(bill, event=unsampled(bill.event), accountant=name)), ""
+        except DpfyError as reason:
+            problem = str(reason)
+    return None, problem
+
+
+def budget_of(ledger: Ledger) -> Budget | None:
+    """The budget with which a ledger was created."""
+    try:
+        return None if ledger.terms is None else accounting.filters.from_json(ledger.terms)
+    except (InvalidInput, KeyError, TypeError) as problem:
+        raise Corrupt(ledger.path.name, f"holds a budget that cannot be read ({problem})") from None
 
 
 def gaussian_ratio(event: events.Event, adjacency: Adjacency) -> float | None:

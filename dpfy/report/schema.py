@@ -14,8 +14,9 @@ from typing import Any
 
 from dpfy.core.errors import Corrupt
 
-FORMAT = "dpfy-privacy-card-1"
-FILE = "privacy-card-1.json"
+FORMAT = "dpfy-privacy-card-2"
+FORMATS = {"dpfy-privacy-card-1": "privacy-card-1.json", FORMAT: "privacy-card-2.json"}
+"""Every format that is understood, and its schema."""
 
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -32,10 +33,10 @@ KNOWN = {"$schema", "$id", "$defs", "$ref", "title", "description", "type", "pro
 """The keywords understood; the schema uses no other, and a test says so."""
 
 
-@lru_cache(maxsize=1)
-def schema() -> dict[str, Any]:
-    """The JSON Schema of the current format."""
-    text = resources.files("dpfy.report").joinpath("schema", FILE).read_text()
+@lru_cache(maxsize=4)
+def schema(format: str = FORMAT) -> dict[str, Any]:
+    """The JSON Schema of a format."""
+    text = resources.files("dpfy.report").joinpath("schema", FORMATS[format]).read_text()
     loaded: dict[str, Any] = json.loads(text)
     return loaded
 
@@ -49,7 +50,8 @@ def check(card: Any) -> None:
 
 def problem(card: Any) -> str | None:
     """The first thing in `card` that the schema does not allow, with its field; None if there is none."""
-    found = _first(card, schema(), "") or _unprintable(card, "")
+    known = schema(card["format"] if isinstance(card, dict) and card.get("format") in FORMATS else FORMAT)
+    found = _first(card, known, "", known["$defs"]) or _unprintable(card, "")
     return f"{found[0] or 'the card'} {found[1]}" if found else None
 
 
@@ -68,13 +70,13 @@ def _unprintable(value: Any, place: str) -> Problem:
     return next((found for part, at in parts if (found := _unprintable(part, at))), None)
 
 
-def _first(value: Any, rule: Any, place: str) -> Problem:
+def _first(value: Any, rule: Any, place: str, known: dict[str, Any]) -> Problem:
     if rule is True or rule is False:
         return None if rule else (place, "is not allowed")
     if "$ref" in rule:
-        return _first(value, schema()["$defs"][rule["$ref"].removeprefix("#/$defs/")], place)
+        return _first(value, known[rule["$ref"].removeprefix("#/$defs/")], place, known)
     if "anyOf" in rule:
-        found = [_first(value, option, place) for option in rule["anyOf"]]
+        found = [_first(value, option, place, known) for option in rule["anyOf"]]
         if all(found):
             return max((f for f in found if f), key=lambda f: len(f[0]))
     kind = rule.get("type")
@@ -85,7 +87,7 @@ def _first(value: Any, rule: Any, place: str) -> Problem:
     if "enum" in rule and not any(_equal(value, allowed) for allowed in rule["enum"]):
         return place, f"must be one of {', '.join(map(str, rule['enum']))}"
     for test in (_text, _number, _object, _array):
-        if found_here := test(value, rule, place):
+        if found_here := test(value, rule, place, known):
             return found_here
     return None
 
@@ -101,7 +103,7 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, TYPES[kind]) or (kind == "integer" and isinstance(value, float) and value.is_integer())
 
 
-def _text(value: Any, rule: dict[str, Any], place: str) -> Problem:
+def _text(value: Any, rule: dict[str, Any], place: str, known: dict[str, Any]) -> Problem:
     if not isinstance(value, str):
         return None
     if "pattern" in rule and not re.search(rule["pattern"], value):
@@ -109,7 +111,7 @@ def _text(value: Any, rule: dict[str, Any], place: str) -> Problem:
     return (place, "must not be empty") if len(value) < rule.get("minLength", 0) else None
 
 
-def _number(value: Any, rule: dict[str, Any], place: str) -> Problem:
+def _number(value: Any, rule: dict[str, Any], place: str, known: dict[str, Any]) -> Problem:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     bounds = (
@@ -124,7 +126,7 @@ def _number(value: Any, rule: dict[str, Any], place: str) -> Problem:
     return None
 
 
-def _object(value: Any, rule: dict[str, Any], place: str) -> Problem:
+def _object(value: Any, rule: dict[str, Any], place: str, known: dict[str, Any]) -> Problem:
     if not isinstance(value, dict):
         return None
     for name in rule.get("required", ()):
@@ -132,17 +134,17 @@ def _object(value: Any, rule: dict[str, Any], place: str) -> Problem:
             return f"{place}.{name}".lstrip("."), "is missing"
     fields, rest = rule.get("properties", {}), rule.get("additionalProperties", True)
     for name, part in value.items():
-        if found := _first(part, fields.get(name, rest), f"{place}.{name}".lstrip(".")):
+        if found := _first(part, fields.get(name, rest), f"{place}.{name}".lstrip("."), known):
             return found
     return None
 
 
-def _array(value: Any, rule: dict[str, Any], place: str) -> Problem:
+def _array(value: Any, rule: dict[str, Any], place: str, known: dict[str, Any]) -> Problem:
     if not isinstance(value, list):
         return None
     if not rule.get("minItems", 0) <= len(value) <= rule.get("maxItems", len(value)):
         return place, f"must have {rule.get('minItems', 0)} to {rule.get('maxItems', 'any number of')} items"
     for n, part in enumerate(value):
-        if found := _first(part, rule.get("items", True), f"{place}.{n}"):
+        if found := _first(part, rule.get("items", True), f"{place}.{n}", known):
             return found
     return None

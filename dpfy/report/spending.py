@@ -60,7 +60,7 @@ class Entry:
     def purpose(self) -> str:
         """What it was for: as its claim says, or by the first word of its name."""
         stated = self.permit.claim.get("purpose")
-        return stated if isinstance(stated, str) and stated.isprintable() and 0 < len(stated) <= 80 else kind_of(self.permit.name)
+        return stated if isinstance(stated, str) and stated.isprintable() and 0 < len(stated) <= 80 else kind_of(self.permit)
 
     @property
     def what(self) -> str:
@@ -198,12 +198,14 @@ def _delta(ledger: Ledger, budget: RenyiFilter | None, given: float | None) -> t
 
 
 def _stated(claim: dict[str, Any]) -> float | None:
-    """The delta that a claim states, by itself or in its plan; 0 is that of a pure guarantee."""
-    plan = claim.get("plan")
-    for holder in (claim, plan if isinstance(plan, dict) else {}):
-        found = holder.get("delta")
-        if isinstance(found, float | int) and not isinstance(found, bool) and (found == 0 or check.DELTA <= found < 1):
-            return float(found)
+    """The delta that a claim states, by itself or in its plan, in the form of either version; 0 is that of a pure guarantee."""
+    inner = claim.get("claim")
+    for outer in (claim, inner if isinstance(inner, dict) else {}):
+        plan = outer.get("plan")
+        for holder in (outer, plan if isinstance(plan, dict) else {}):
+            found = holder.get("delta")
+            if isinstance(found, float | int) and not isinstance(found, bool) and (found == 0 or check.DELTA <= found < 1):
+                return float(found)
     return None
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.core import reading
+from dpfy.core.claim import Claim, Reserved, differences
 from dpfy.core.codec import digest
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
-from dpfy.plan.claim import Claim, differences, read_plan
-from dpfy.plan.recipe import Plan
-from dpfy.report import again, assumptions, html, markdown, schema, signature
+from dpfy.report import again, first, html, markdown, schema, signature
 from dpfy.report import card as cards
 from dpfy.report.signature import Signed
 
 LEDGER = "ledger.jsonl"
 PAGES = (html.NAME, markdown.NAME)
+MODEL = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Evidence:
     ledger: Ledger
 
     @property
-    def plan(self) -> Plan:
-        """The plan that the card states."""
-        return read_plan(cards.NAME, self.card["plan"])
+    def view(self) -> dict[str, Any]:
+        """The card in the layout of the present format."""
+        return first.raised(self.card)
 
     @property
-    def claim(self) -> Claim:
-        """What was reserved in the ledger before any data was read."""
-        return assumptions.claim_of(self.ledger)
+    def reserved(self) -> dict[str, Reserved]:
+        """What was reserved in the ledger before any data was read, by name."""
+        return dict(cards.reservations(self.ledger))
 
     @property
     def finish(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def verify(run: Path, *, keys: Sequence[Path] = (), head: str | None = None, led
     if not run.is_dir():
         raise InvalidInput("run", str(run), "is not a folder, nor a card")
     if not (run / cards.NAME).is_file():
-        if (run / "plan.json").is_file():
+        if (run / LEDGER).is_file() or (run / "plan.json").is_file():
             return [Finding(cards.NAME, False, "is missing: the run is unfinished; resume it with dpfy train --resume")]
         raise InvalidInput("run", str(run), "holds no dpfy run")
     findings: list[Finding] = []
@@ -169,7 +169,7 @@ def load_card(path: Path) -> dict[str, Any]:
     try:
         card = reading.parsed_json(path.name, raw)
         content = {k: v for k, v in card.items() if k != "digest"}
-        whole = card["format"] == cards.FORMAT and cards.render(card) == raw
+        whole = card["format"] in schema.FORMATS and cards.render(card) == raw
         fits = card["digest"] == digest(content)
         found = schema.problem(card)
     except (Corrupt, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -208,67 +208,94 @@ def _head(e: Evidence) -> tuple[bool, str]:
         return False, f"{LEDGER} is not the ledger the card was computed from: lines were removed, added or exchanged"
     if hashlib.sha256(cards.render(e.card)).hexdigest() != e.finish["card"]:
         return False, f"{cards.NAME} is not the card with which {LEDGER} says the run ended"
-    if e.finish["entry"] != assumptions.training_of(e.ledger).entry:
-        return False, f"{LEDGER} says that something else ended than the training it reserves"
-    same = e.finish["steps"] == e.card["steps_done"]
-    return _outcome(
-        None if same else f"{cards.NAME} steps_done is not the number of steps after which {LEDGER} says the run ended"
-    )
+    name = next(iter(e.reserved))
+    if e.finish["entry"] != next(p.entry for p in e.ledger.permits() if p.name == name):
+        return False, f"{LEDGER} says that something else ended than the {name} it reserves"
+    done = e.view["sections"][0].get("steps_done", e.finish["steps"])
+    wrong = f"{cards.NAME} steps_done is not the number of steps after which {LEDGER} says the run ended"
+    return _outcome(None if e.finish["steps"] == done else wrong)
 
 
 def _files(e: Evidence) -> tuple[bool, str]:
     """Every file of the run is the one that the end of the run names; the card names the same; nothing was put in their place."""
     due = {name: sha for name, sha in e.finish["files"].items() if name not in PAGES}
-    names = e.differ(due) + [name for name in ("plan.json", "model.safetensors") if name not in due]
+    names = e.differ(due) + [n for r in e.reserved.values() for n in (*r.claim.files(), *_models(r.claim)) if n not in due]
     names += [name for name in sorted(due.keys() | e.card["files"].keys()) if due.get(name) != e.card["files"].get(name)]
-    names += [name for name in cards.RUN_FILES if name not in due and e.file(name).exists()]
+    own = [name for name in cards.covered(e.ledger) if name not in cards.AUDIT_FILES]
+    names += [name for name in own if name not in due and e.file(name).exists()]
     wrong = f"{', '.join(dict.fromkeys(names))} does not have the hash that card and ledger state: changed, exchanged, added or removed"
     return _outcome(wrong if names else None)
 
 
+def _models(claim: Claim) -> list[str]:
+    """The model, which a run that trains one must have."""
+    return [name for name in claim.artefacts if name == MODEL]
+
+
 def _model(e: Evidence) -> tuple[bool, str]:
-    same = e.finish["files"].get("model.safetensors") == sha256_of(e.file("model.safetensors"))
-    return _outcome(None if same else "model.safetensors is not the model the ledger says this run released")
+    if not any(_models(reserved.claim) for reserved in e.reserved.values()):
+        return True, "this run releases no model"
+    same = e.finish["files"].get(MODEL) == sha256_of(e.file(MODEL))
+    return _outcome(None if same else f"{MODEL} is not the model the ledger says this run released")
 
 
 def _claim(e: Evidence) -> tuple[bool, str]:
-    """Card and plan.json state what was reserved, field by field."""
-    source, claim = LEDGER if e.folder is not None else "privacy.json accesses", e.claim
-    due = claim.plan.to_json()
-    stated = {"privacy.json plan": e.card["plan"]}
-    if e.folder is not None:
-        content = reading.content("plan.json", e.file("plan.json"), name="plan.json")
-        stated["plan.json"] = reading.parsed_json("plan.json", content)
-    for name, plan in stated.items():
-        if found := differences(plan, due):
-            return False, f"{name} is not the plan that {source} reserves: {'; '.join(found[:3])}"
-    if assumptions.training_of(e.ledger).event != claim.event:
-        return False, f"{source} reserves another event than its own plan describes"
-    if (e.ledger.unit, e.ledger.adjacency) != (claim.plan.recipe.unit, claim.plan.recipe.adjacency):
-        return False, f"{source} states another unit or adjacency than the plan (guarantee.unit, guarantee.adjacency)"
-    if (e.card["provenance"]["seed"] == cards.FIXED_SEED) != claim.fixed_seed:
+    """The card, and what the claims wrote down, state what was reserved, field by field."""
+    source = LEDGER if e.folder is not None else "privacy.json accesses"
+    parts = {part["name"]: part for part in e.view["sections"]}
+    if list(parts) != list(e.reserved) or len(parts) != len(e.view["sections"]):
+        return False, f"privacy.json sections are not those that {source} reserves: {', '.join(e.reserved)}"
+    for name, reserved in e.reserved.items():
+        if wrong := _misstated(e, name, reserved, parts[name], source):
+            return False, wrong
+    fixed = any(reserved.fixed_seed for reserved in e.reserved.values())
+    if (e.card["provenance"]["seed"] == cards.FIXED_SEED) != fixed:
         return False, f"privacy.json provenance.seed is not the kind of seed that {source} states"
-    gone = [line for line in claim.caveats if line not in e.card["caveats"]]
+    gone = [line for reserved in e.reserved.values() for line in reserved.caveats if line not in e.card["caveats"]]
     return _outcome(f"privacy.json caveats: misses {gone[0]!r}" if gone else None)
 
 
+def _misstated(e: Evidence, name: str, reserved: Reserved, part: dict[str, Any], source: str) -> str | None:
+    """What one section, or a file of its claim, states otherwise than the reservation."""
+    claim, permit = reserved.claim, next(p for p in e.ledger.permits() if p.name == name)
+    stated = {f"privacy.json {name}": (part["claim"], claim.to_json())}
+    if e.folder is not None:
+        for file, due in claim.files().items():
+            content = reading.content(file, e.file(file), name=file)
+            stated[file] = (reading.parsed_json(file, content), reading.parsed_json(file, due))
+    for what, (said, due_part) in stated.items():
+        if found := differences(said, due_part):
+            return f"{what} is not the claim that {source} reserves: {'; '.join(found[:3])}"
+    if permit.event != claim.event:
+        return f"{source} reserves another event than its own {claim.kind} describes"
+    if (e.ledger.unit, e.ledger.adjacency) != (claim.unit, claim.adjacency):
+        return f"{source} states another unit or adjacency than the claim (guarantee.unit, guarantee.adjacency)"
+    return None
+
+
 def _billed(e: Evidence, file: Path) -> tuple[bool, str]:
-    """The data set's ledger holds the reservation that the run's own ledger names, with the same claim, and it has begun."""
-    if e.claim.shared is None:
-        return False, f"{LEDGER} names no entry in a ledger of the data set: the run was not billed there"
-    people, (identity, entry) = Ledger.read(file), e.claim.shared
-    permit = next((p for p in people.permits() if p.entry == entry), None)
-    if people.book.identity != identity or permit is None or entry not in people.book.begun:
-        return False, f"{file.name} does not hold the entry that {LEDGER} names, begun and not given back"
-    found = differences(permit.claim, replace(e.claim, shared=None).to_json())
-    if found or (permit.event, permit.uses) != (e.claim.event, 1):
-        return False, f"{file.name} was billed for something else: {found[0] if found else 'another event'}"
-    return True, f"{file.name}, entry {entry}"
+    """The data set's ledger holds the reservations that the run's own ledger names, with the same claims, and they have begun."""
+    entries = []
+    people = Ledger.read(file)
+    for reserved in e.reserved.values():
+        if reserved.shared is None:
+            return False, f"{LEDGER} names no entry in a ledger of the data set: the run was not billed there"
+        identity, entry = reserved.shared
+        permit = next((p for p in people.permits() if p.entry == entry), None)
+        if people.book.identity != identity or permit is None or entry not in people.book.begun:
+            return False, f"{file.name} does not hold the entry that {LEDGER} names, begun and not given back"
+        if Reserved.from_json(permit.claim) != replace(reserved, shared=None):
+            found = differences(permit.claim, replace(reserved, shared=None).to_json())
+            return False, f"{file.name} was billed for something else: {found[0]}"
+        if (permit.event, permit.uses) != (reserved.claim.event, 1):
+            return False, f"{file.name} was billed for something else: another event"
+        entries.append(entry)
+    return True, f"{file.name}, entry {', '.join(entries)}"
 
 
 def _claims(e: Evidence) -> tuple[bool, str]:
     """Every derived field of the card is what its accountant derives now from the ledger."""
-    derived = again.derived(e.plan, e.ledger, e.card)
+    derived = again.derived(e.ledger, e.card)
     if e.folder is None:
         derived.pop("ledger")
     found = again.differences(e.card, derived)
@@ -277,25 +304,41 @@ def _claims(e: Evidence) -> tuple[bool, str]:
 
 def _independent(e: Evidence) -> tuple[bool, str]:
     """A second accountant, with other code and another theory, does not contradict the first."""
-    problem, seen = again.second_opinion(e.plan, e.ledger, e.card)
+    problem, seen = again.second_opinion(e.ledger, e.view)
     return _outcome(problem, seen)
 
 
 def _reports(e: Evidence) -> tuple[bool, str]:
     """Each page is, byte for byte, the one that this version of dpfy writes from card and audit; or, for a run of another version,
     the one that the run wrote."""
-    extra = html.extras(e.file(""))
-    written = {
-        html.NAME: {html.render(e.card, extra).encode(), html.render(e.card, extra | {"audit": None}).encode()},
-        markdown.NAME: {markdown.render(e.card, extra["audit"]).encode(), markdown.render(e.card).encode()},
-    }
     missing = [name for name in PAGES if not e.file(name).is_file()]
-    changed = [name for name in PAGES if name not in missing and reading.content(name, e.file(name)) not in written[name]]
-    if not again.same_version(e.card):
-        changed = e.differ({name: e.finish["files"].get(name, "") for name in changed})
+    there = [name for name in PAGES if name not in missing]
+    if again.same_version(e.card) and not first.is_first(e.card):
+        extra = html.extras(e.file(""))
+        written = {
+            html.NAME: {html.render(e.card, part).encode() for part in _since(extra)},
+            markdown.NAME: {markdown.render(e.card, part["audit"]).encode() for part in _since(extra)},
+        }
+        changed = [name for name in there if reading.content(name, e.file(name)) not in written[name]]
+    else:
+        changed = e.differ({name: e.finish["files"].get(name, "") for name in there})
     if changed:
         return False, f"{', '.join(changed)} is not the page of this card: it was edited (dpfy report writes it again)"
     return True, f"{', '.join(missing)} is not there; dpfy report writes it" if missing else "holds"
+
+
+def _since(extra: dict[str, Any]) -> list[dict[str, Any]]:
+    """The page may have been written before or after an audit was made."""
+    return [extra, extra | {"audit": None}]
+
+
+def _derived(e: Evidence) -> tuple[bool, str]:
+    """Every file that was made from the released ones is the one that the ledger names."""
+    held = e.ledger.book.derived
+    wrong = e.differ({name: str(body["sha256"]) for name, body in held.items()})
+    if wrong:
+        return False, f"{', '.join(wrong)} is not what the ledger says was derived from this run: changed, exchanged or removed"
+    return True, ", ".join(f"{name} from {', '.join(body['of'])}" for name, body in held.items()) or "nothing was derived"
 
 
 def _audit(e: Evidence) -> tuple[bool, str]:
@@ -332,5 +375,6 @@ CHECKS: dict[str, Check] = {
     "second accountant agrees": _independent,
     "pages say what the card says": _reports,
     "audit is the one attached and does not contradict": _audit,
+    "derived files are those the ledger names": _derived,
     "secrets are erased": _secrets,
 }

@@ -7,21 +7,18 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from dpfy.accounting.rows import words as event_words
-from dpfy.core import participation
-from dpfy.core.unit import Adjacency, Unit
+from dpfy.core.unit import PROTECTS, Adjacency, Unit
 
 __all__ = [
-    "PROTECTIONS",
     "SETTINGS",
     "absent",
     "adjacency_meaning",
     "down",
     "event_words",
     "is_absent",
-    "participation_words",
     "percent_up",
-    "protection_of",
     "unit_meaning",
+    "unit_row",
     "up",
 ]
 
@@ -33,12 +30,6 @@ SETTINGS = {
     "local": "Local differential privacy: every record is randomised before it leaves its owner; nobody else needs to be trusted.",
     "distributed": "Distributed differential privacy: owners add their share of the noise and a secure sum hides the parts; no "
     "single party sees data without protection.",
-}
-
-PROTECTIONS = {
-    "full": "Features and labels are both protected.",
-    "label": "Only the labels are protected; the features are treated as public.",
-    "prediction": "Only what is predicted is protected; the model itself must not be released.",
 }
 
 
@@ -74,19 +65,29 @@ def percent_up(share: float, digits: int = 1) -> str:
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text}%"
 
 
-def protection_of(unit: Unit) -> str:
-    """What of a unit's data is protected, by the unit's name: labels only, predictions only, or all of it."""
-    return unit.name if unit.name in ("label", "prediction") else "full"
+def unit_row(unit: Unit) -> dict[str, Any]:
+    """The unit, for the card."""
+    return {
+        "name": unit.name,
+        "most_records": unit.most_records,
+        "meaning": unit_meaning(unit),
+        "protection": unit.protects,
+        "protection_words": PROTECTS[unit.protects],
+        "tokens": absent("the unit is not a text of stated length") if unit.tokens is None else unit.tokens,
+    }
 
 
 def unit_meaning(unit: Unit) -> str:
     """What one unit is for this data, in words."""
-    if unit.name == "example" and unit.most_records == 1:
+    if unit.tokens is not None and unit.most_records == 1:
+        length = f"One {unit.name} is a text of at most {unit.tokens:,} tokens."
+        return f"{length} A person who wrote several is protected for each of them alone."
+    if unit.name == "example" and unit.most_records == 1 and unit.whole:
         return (
             "One example is one record of the training data. A person with several records is protected for each of them alone; "
             "for k records together the guarantee weakens (epsilon grows about k-fold)."
         )
-    if unit.name == "label":
+    if unit.protects == "label":
         return "One label is the label of one record; the record's features are not protected."
     if unit.most_records == 1:
         return f"One {unit.name} owns one record of the training data, and that record is protected as a whole."
@@ -98,25 +99,3 @@ def unit_meaning(unit: Unit) -> str:
 def adjacency_meaning(adjacency: Adjacency) -> str:
     """What the guarantee compares."""
     return f"Two data sets are neighbours if {adjacency.meaning}."
-
-
-def participation_words(pattern: participation.Participation) -> str:
-    """How units take part in steps."""
-    if isinstance(pattern, participation.Poisson):
-        if pattern.rate == 1:
-            return "every unit takes part in every step (full batch)"
-        return f"Poisson sampling: at every step each unit takes part independently with probability {pattern.rate:g}"
-    if isinstance(pattern, participation.SinglePass):
-        return "a single pass: each unit takes part at most once"
-    if isinstance(pattern, participation.FixedOrder):
-        return f"a fixed order: each unit takes part every {pattern.steps_per_epoch} steps, at most {pattern.epochs} times"
-    if isinstance(pattern, participation.Reshuffled):
-        return f"shuffled epochs: each unit takes part once in {pattern.steps_per_epoch} steps, {pattern.epochs} times"
-    if isinstance(pattern, participation.Separated):
-        return f"participations at least {pattern.separation} steps apart, at most {pattern.most} of them"
-    if isinstance(pattern, participation.CyclicPoisson):
-        return (
-            f"cyclic Poisson sampling: in its turn, every {pattern.cycle} steps, each unit takes part with probability "
-            f"{pattern.rate:g}"
-        )
-    return f"balls in bins: each unit falls secretly into one of {pattern.bins} batches, each used {pattern.epochs} times"

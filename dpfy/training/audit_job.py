@@ -27,11 +27,11 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.models import build, features
 from dpfy.noise.strategy import Identity
 from dpfy.plan.recipe import Plan
+from dpfy.runs.mark import CANARIES
 from dpfy.training import job
 from dpfy.training.audited import LENGTH, observe_table
 from dpfy.training.config import SECTIONS, JobConfig, make
 from dpfy.training.fit import fit
-from dpfy.training.mark import CANARIES
 from dpfy.training.run import Run, RunFolder, load_plan
 from dpfy.training.update import Update
 

@@ -24,17 +24,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpfy.core import events
+from dpfy.core.book import rehearsal
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.guarantee import Curve
-from dpfy.core.ledger import Permit
 from dpfy.core.storage import PRIVATE_MODE, append, write_atomically
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records
 from dpfy.gradients.engine import trainable
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
+from dpfy.runs.mark import UPDATES
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.mark import UPDATES
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 
@@ -278,7 +279,7 @@ def _rows_of(model: nn.Module, rows: Array, plan: Plan, folder: Path) -> Iterato
 
 def observe_stream(stream: NoiseStream, contributions: Array) -> Array:
     """What a noise stream by itself releases, [steps, canaries], for bounded sums `contributions` in clip norms, one step a row."""
-    permit = Permit("audit", None, len(contributions), "audit")  # type: ignore[arg-type]
+    permit = rehearsal(stream.event or events.NotPrivate(), len(contributions))
     state = stream.init({"canaries": torch.zeros(contributions.shape[1], dtype=torch.float64)})
     seen = []
     for step, row in enumerate(contributions):

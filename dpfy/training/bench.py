@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpfy.core import events
+from dpfy.core.book import rehearsal
 from dpfy.core.errors import DpfyError
 from dpfy.core.guarantee import Curve
-from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
@@ -140,7 +141,7 @@ class TrainingBench:
     def _streamed(self, strategy: Any, bug: Any) -> tuple[Array, Array]:
         like = {"w": torch.zeros(50, dtype=torch.float64)}
         randomness = Randomness.for_tests(42)
-        permit = Permit("training", None, CORRELATED_STEPS, "entry")  # type: ignore[arg-type]
+        permit = rehearsal(events.Gaussian(1.0), CORRELATED_STEPS)
         stream = bug.stream(NoiseStream(bug.strategy(strategy), 1.0, randomness))
         state, seen = stream.init(like), []
         for step in range(CORRELATED_STEPS):

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from dpfy.accounting.gaussian import sigma_analytic
-from dpfy.core import check, events
+from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records
@@ -55,11 +54,6 @@ def default_noise(epsilon: float, delta: float, adjacency: Adjacency) -> float:
     if not math.isfinite(epsilon):
         raise InvalidInput("test_noise", None, "must be given where training itself has no finite epsilon")
     return SHARE * sigma_analytic(epsilon, delta) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
-
-
-def event(noise_multiplier: float) -> events.Event:
-    """What the release of the counts is billed as: a Gaussian sum to which each record adds at most its bound."""
-    return events.Gaussian(check.noise_multiplier("test_noise", check.positive("test_noise", noise_multiplier)))
 
 
 def check_use(test: object, use: str | None, noise: float | None) -> str:
@@ -139,13 +133,8 @@ def _no_classes() -> Unsupported:
 
 def _same_records(training: PrivateTraining, test: Records) -> None:
     """Refuse other test data than that of an attempt before a crash: the difference of the two would have no noise."""
-    file, randomness = training.folder.secrets / "evaluation.json", training.folder.randomness
-    content = "".join(randomness.tag("test", bytes(piece)) for piece in test.content())
-    tag = randomness.tag(STREAM, content.encode()).encode()
-    if not file.is_file():
-        write_atomically(file, tag, mode=PRIVATE_MODE)
-    elif file.read_bytes() != tag:
-        raise InvalidInput("resume test", "other test data", "must be what the run was evaluated on before it was stopped")
+    randomness = training.folder.randomness
+    training.folder.bind("test", "".join(randomness.tag("test", bytes(piece)) for piece in test.content()).encode())
 
 
 def _counts(training: PrivateTraining, test: Records, each: int = BATCH) -> Tensor | None:

@@ -11,14 +11,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 import dpfy
+from dpfy.core.codec import number
 from dpfy.core.errors import Unsupported
-from dpfy.core.storage import sha256_of, write_atomically
-from dpfy.report import card
-from dpfy.report.assumptions import NOTHING, PUBLIC
+from dpfy.plan.claim import NOTHING, PUBLIC
+from dpfy.report import card, evaluations
 from dpfy.report.words import absent
-from dpfy.training import guard, state
-from dpfy.training.run import erase_secrets, publish
+from dpfy.training import guard
+from dpfy.training.run import TRAINING
 from dpfy.training.watch import Checks
+
+NO_NORMS = "gradient norms were not released: showing them would cost privacy, and no reservation pays for it"
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
@@ -29,42 +31,34 @@ def write(
 ) -> None:
     """Write model.safetensors, the reports and privacy.json and erase the checkpoint folder.
 
-    Guarantees: the card is written last, so a folder with a card is complete; until then the run can be resumed from the checkpoint of
-    its last step. The model released is the averaged one where there is averaging; all of it but the trained weights is, bit for bit,
-    what it was when the run began. The ledger holds one end of the run, with the hash of the card and of every file: a crash after it
-    publishes that very card, whatever is asked then.
+    Guarantees: those of `RunFolder.finish`; until the ledger holds the end, the run can be resumed from the checkpoint of its last step.
+    The model released is the averaged one where there is averaging; all of it but the trained weights is, bit for bit, what it was
+    when the run began.
     """
-    folder = training.folder
-    folder.ledger.refresh()
-    if folder.ledger.book.finish is None:
+
+    def facts() -> card.Facts:
         training.save()
         with training.averaged():
-            write_atomically(folder.path / "model.safetensors", save(_weights(training), metadata={"format": "pt"}))
-        _end(training, utility, confusion, test)
-    publish(folder.path)
-    erase_secrets(folder.path)
+            training.folder.write("model.safetensors", save(_weights(training), metadata={"format": "pt"}))
+        told = {TRAINING: _told(training, utility, confusion, test)}
+        return card.Facts(_provenance(training), training.steps_done, told)
+
+    training.folder.finish(facts)
 
 
-def _end(training: PrivateTraining, utility: dict[str, float], confusion: list[list[int]] | None, test: str) -> None:
-    """Compute the card, lay it down beside the secrets, and write the end of the run with its hash to the ledger."""
-    folder = training.folder
-    folder.note_begun()
-    folder.ledger.refresh()
-    run = card.RunFacts(
-        plan=training.plan,
-        guarantee=state.guarantee(training),
-        steps_done=training.steps_done,
-        utility=utility,
-        provenance=_provenance(training),
-        optimizer=_optimizer(training),
-        components=_components(training),
-        confusion=confusion,
-        test=test,
-    )
-    made = card.build(folder.path, run, folder.ledger)
-    files = card.write_pages(folder.path, made) | card.hashes(folder.path)
-    write_atomically(folder.secrets / card.NAME, card.render(made))
-    folder.ledger.finish(folder.permit, steps=training.steps_done, card=sha256_of(folder.secrets / card.NAME), files=files)
+def _told(training: PrivateTraining, utility: dict[str, float], confusion: list[list[int]] | None, test: str) -> dict[str, Any]:
+    """What the section on training tells beside what follows from its claim. What it does not know is stated as absent."""
+    measured = evaluations.words(test)
+    return {
+        "steps_done": training.steps_done,
+        "evaluation": {"test": test},
+        "utility": {k: number(v) for k, v in utility.items()} or absent(measured),
+        "confusion": confusion or absent("there are no classes to confuse" if utility else measured),
+        "gradient_norms": absent(NO_NORMS),
+        "components": _components(training),
+        "optimizer": _optimizer(training),
+        "recorded": ", ".join(sorted(training.state.recorded)) or NOTHING,
+    }
 
 
 def _weights(training: PrivateTraining) -> dict[str, Tensor]:
@@ -125,6 +119,5 @@ def _provenance(training: PrivateTraining) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {training.device.type}",
         "engine": training.engine.name,
-        "recorded": ", ".join(sorted(training.state.recorded)) or NOTHING,
-        "seed": card.FIXED_SEED if fixed else "256 bits of operating system entropy, erased at the end of the run",
+        "seed": card.FIXED_SEED if fixed else card.SECRET_SEED,
     }

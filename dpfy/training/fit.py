@@ -22,7 +22,7 @@ from dpfy.data.records import Records, as_records
 from dpfy.data.users import UserRecords
 from dpfy.gradients.per_user import per_user
 from dpfy.plan.recipe import Plan
-from dpfy.report import verify
+from dpfy.report import first, verify
 from dpfy.report.words import is_absent
 from dpfy.training import evaluation, metrics
 from dpfy.training.evaluation import BILLED, PUBLIC, Loss
@@ -166,7 +166,8 @@ def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
     if not isinstance(run, Run) or not complete(run, plan):
         return None
     folder = Path(run.path)
-    card, ledger = verify.load_card(folder / CARD), Ledger.read(folder / "ledger.jsonl")
+    card, ledger = first.raised(verify.load_card(folder / CARD)), Ledger.read(folder / "ledger.jsonl")
+    told = card["sections"][0]
     if card["files"].get(MODEL) != sha256_of(folder / MODEL):
         raise Corrupt(MODEL, "is not the model that the card states")
     try:
@@ -174,8 +175,8 @@ def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
     except RuntimeError:
         raise InvalidInput("model", type(model).__name__, "is not the model of the finished run that is resumed") from None
     guarantee = ledger.guarantee(accounting.accountant(plan.accountant), tuple(card["caveats"]))
-    utility = {} if is_absent(card["utility"]) else card["utility"]
-    return Result(folder, guarantee, guarantee.epsilon(plan.delta), plan.delta, utility, card["steps_done"], 0.0, BEFORE)
+    utility = {} if is_absent(told["utility"]) else told["utility"]
+    return Result(folder, guarantee, guarantee.epsilon(plan.delta), plan.delta, utility, told["steps_done"], 0.0, BEFORE)
 
 
 def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | None) -> Iterator[tuple[Tensor, ...]]:

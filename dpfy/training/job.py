@@ -23,12 +23,13 @@ from dpfy.data.split import held_out
 from dpfy.models import build, features
 from dpfy.plan.auto import Setting, Target, recipe_for
 from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.report import first
 from dpfy.report.card import NAME as CARD
+from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.training import evaluation
 from dpfy.training.config import MOST_GROUP, JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
-from dpfy.training.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.training.run import Run, RunFolder, ended, finish_erasure
 from dpfy.training.update import Update
 
@@ -100,7 +101,7 @@ def plan_of(config: JobConfig) -> Plan:
         _require_group(plan, privacy.group_size)
         return plan
     noise = evaluation_noise(config)
-    beside = events.Nothing() if noise is None else evaluation.event(noise)
+    beside = events.Nothing() if noise is None else events.Gaussian(noise)
     return recipe.calibrate(
         epsilon,
         privacy.delta,
@@ -271,6 +272,6 @@ def _extracted(records: Records, extract: Any) -> Records:
 
 def _card(out: Path) -> dict[str, Any]:
     card = reading.parsed_json(CARD, reading.content("run", out / CARD))
-    if not isinstance(card, dict) or not {"guarantee", "utility", "statement"} <= set(card):
+    if not isinstance(card, dict) or not {"guarantee", "statement", "format"} <= set(card):
         raise Corrupt(CARD, "is not a privacy card")
-    return card
+    return first.raised(card)

@@ -149,7 +149,10 @@ class PrivateTraining:
         model.to(self.device)
         self.records = as_records(self._train).to(self.device)
         check_records(recipe, self.records.rows_each, len(self.records))
-        stream = NoiseStream(recipe.strategy, self.plan.scale, randomness, divisor=recipe.expected_batch, in_place=True)
+        event = self.folder.reserved.claim.event
+        stream = NoiseStream(
+            recipe.strategy, self.plan.scale, randomness, divisor=recipe.expected_batch, in_place=True, event=event
+        )
         self.rates = Rates(rates_of(self.optimizer), self._factors)
         average = MappingProxyType(self.rule.averaging.init(model))
         private: Grads = dict(trainable(model))

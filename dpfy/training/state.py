@@ -125,4 +125,4 @@ def fresh_path() -> Path:
 def guarantee(training: PrivateTraining) -> Guarantee:
     """The guarantee of the run's ledger, with the caveats that this run has earned."""
     folder = training.folder
-    return folder.ledger.guarantee(accounting.accountant(training.plan.accountant), folder.claim.caveats)
+    return folder.ledger.guarantee(accounting.accountant(training.plan.accountant), folder.reserved.caveats)

@@ -54,7 +54,7 @@ def test_a_ledger_with_seven_kinds_of_entries(capsys, tmp_path):
     found = json.loads(out)
     assert status == 0
     assert [row["purpose"] for row in found["entries"]] == [
-        "statistics", "tuning", "training", "vocabulary", "other", "evaluation", "audit"
+        "statistics", "tuning", "training", "vocabulary", "labels", "evaluation", "audit"
     ]  # fmt: skip
     assert [row["uses"] for row in found["entries"]] == [2, 1, 1, 1, 1, 1, 1]
     assert all(isinstance(row["epsilon"], float) and isinstance(row["total"], float) for row in found["entries"])
@@ -216,9 +216,9 @@ def test_of_a_long_ledger_the_last_are_shown_by_themselves(capsys, tmp_path, mon
 
 
 def ev_permit(k: int):
-    from dpfy.core.book import Permit
+    from types import SimpleNamespace
 
-    return Permit("x", ev.Nothing(), 1, f"{k:016x}")
+    return SimpleNamespace(entry=f"{k:016x}")
 
 
 @pytest.mark.parametrize(("share", "full"), [(0.0, 0), (1e-9, 1), (0.5, 20), (1.0, 40), (7.0, 40)])

@@ -17,9 +17,9 @@ from dpfy.audit.whitebox import fair_coins
 from dpfy.cli import interrupt
 from dpfy.cli.app import main
 from dpfy.core.ledger import Ledger
+from dpfy.runs.mark import Mark
 from dpfy.training import audit_job, config, finish, job
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.mark import Mark
 from dpfy.training.run import RunFolder
 
 FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "5"]

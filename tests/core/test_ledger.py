@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import events
 from dpfy.core.chain import Chain, mark_of
 from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput, Unsupported
-from dpfy.core.ledger import Ledger, hold
+from dpfy.core.ledger import Ledger, Permit, hold
 from dpfy.core.unit import Adjacency, Unit
 
 STEP = events.PoissonSampled(0.1, events.Gaussian(2.0))
@@ -174,11 +175,11 @@ def test_void_gives_back_only_an_open_reservation(tmp_path):
 
 def test_permit_covers_its_steps_only(tmp_path):
     permit = Ledger.open(tmp_path / "ledger.jsonl").reserve("training", STEP, uses=3)
-    permit.check(0)
-    permit.check(2)
+    permit.check(0, permit.event)
+    permit.check(2, permit.event)
     for step in (-1, 3):
         with pytest.raises(InvalidInput, match="covers 3 releases"):
-            permit.check(step)
+            permit.check(step, permit.event)
 
 
 def test_foreign_or_missing_ledger(tmp_path):
@@ -197,6 +198,16 @@ def test_a_file_that_is_no_ledger_is_never_opened_for_writing(tmp_path, monkeypa
     with pytest.raises(Corrupt, match="line 1 is not a ledger entry"):
         Ledger.open(path)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_only_a_ledger_makes_permits(tmp_path):
+    permit = Ledger.open(tmp_path / "ledger.jsonl").reserve("training", STEP, uses=3)
+    with pytest.raises(Unsupported, match="reserve the release"):
+        Permit("training", STEP, 3, "0" * 16)
+    with pytest.raises(Unsupported, match="reserve the release"):
+        replace(permit, uses=10**6)
+    with pytest.raises(InvalidInput, match="was given for"):
+        permit.check(0, events.Gaussian(99.0))
 
 
 def test_one_holder_at_a_time(tmp_path):
@@ -245,13 +256,13 @@ def test_a_permit_allows_releases_from_its_beginning_to_the_end_of_the_run(tmp_p
     ledger = Ledger.open(tmp_path / "ledger.jsonl")
     permit = ledger.reserve("training", STEP, 2, returnable=True)
     with pytest.raises(InvalidInput, match="before the first release"):
-        permit.check(0)
+        permit.check(0, permit.event)
     permit = ledger.begin(permit)
-    permit.check(1)
+    permit.check(1, permit.event)
     assert ledger.begin(permit) == permit  # again, after a crash
     ledger.finish(permit, steps=2, card="0" * 64, files={})
     with pytest.raises(InvalidInput, match="finished"):
-        ledger.begin(permit).check(0)
+        ledger.begin(permit).check(0, permit.event)
 
 
 def test_a_run_that_was_given_back_cannot_begin(tmp_path):
@@ -271,7 +282,11 @@ def test_there_is_one_end(tmp_path):
     assert ledger.path.read_bytes() == before
     with pytest.raises(InvalidInput, match="may follow the end"):
         ledger.finish(permit, steps=1, card="0" * 64, files={"model.safetensors": "2" * 64})
-    for write in (lambda: ledger.reserve("more", STEP), lambda: ledger.note("more"), lambda: ledger.begin(permit).check(0)):
+    for write in (
+        lambda: ledger.reserve("more", STEP),
+        lambda: ledger.note("more"),
+        lambda: ledger.begin(permit).check(0, permit.event),
+    ):
         with pytest.raises(InvalidInput):
             write()
     (tmp_path / "audit.json").write_text("{}")

@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfy.core import events
+from dpfy.core.book import rehearsal
 from dpfy.core.errors import Unsupported
-from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import gaussian
@@ -33,7 +32,6 @@ from dpfy.noise.stream import NoiseStream
 from dpfy.noise.toeplitz import SquareRoot
 from dpfy.noise.tree import Tree
 
-PERMIT = Permit("training", events.Gaussian(1.0), 100_000, "x")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float64]
 BATCH, RATE = 100.0, 0.37
@@ -50,7 +48,7 @@ def worlds(coordinates: int, touched: int, dtype: torch.dtype, device: str) -> l
 
 def released(total: Tensor, scale: float, step: int, divisor: float = 1.0) -> Tensor:
     stream = NoiseStream(Identity(), scale, Randomness.for_tests(9), divisor=divisor)
-    return stream.release(Bounded({"w": total}, Bound(1.0)), step, {}, PERMIT)[0].value["w"]
+    return stream.release(Bounded({"w": total}, Bound(1.0)), step, {}, rehearsal(stream.event, 100_000))[0].value["w"]
 
 
 def off_the_grid(values: Tensor, scale: float) -> bool:
@@ -154,7 +152,7 @@ def test_every_released_value_is_a_point_of_the_public_lattice(device, dtype, na
         state = stream.init(like)
         for step in range(5):
             lattice = lattice_of(stream, like, 0.7, step)
-            out, state = stream.release(Bounded(like, Bound(0.7)), step, state, PERMIT)
+            out, state = stream.release(Bounded(like, Bound(0.7)), step, state, rehearsal(stream.event, 100_000))
             for value in out.value.values():
                 assert torch.equal(value, on(lattice, divisor, value))
                 assert value.all()
@@ -170,7 +168,7 @@ def test_the_optimizer_moves_weights_to_the_same_places_in_all_worlds(device, ki
         weight = torch.nn.Parameter(torch.linspace(-1, 1, 48, device=device).to(kind))
         before = weight.detach().clone()
         into = {"w": torch.empty_like(before)}
-        stream.release(Bounded({"w": total}, Bound(1.0)), 0, {}, PERMIT, into)
+        stream.release(Bounded({"w": total}, Bound(1.0)), 0, {}, rehearsal(stream.event, 100_000), into)
         weight.grad = into["w"]
         torch.optim.SGD([weight], lr=RATE).step()
         nearest = on(lattice, 128.0, into["w"].float())
@@ -190,7 +188,7 @@ def cells(
     stream = NoiseStream(Identity(), scale, Randomness.for_tests(8))
     lattice = lattice_of(stream, like, 1.0, 0)
     total = torch.full((count,), sum_in_steps * lattice.step, dtype=dtype)
-    out = stream.release(Bounded({"w": total}, Bound(1.0)), 0, {}, PERMIT)[0].value["w"]
+    out = stream.release(Bounded({"w": total}, Bound(1.0)), 0, {}, rehearsal(stream.event, 100_000))[0].value["w"]
     return torch.floor(out.double() / lattice.step).numpy(), lattice.step / scale
 
 

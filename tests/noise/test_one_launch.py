@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfy.core import events
+from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import chacha, gaussian, lattice
@@ -33,7 +32,6 @@ needs_kernel = pytest.mark.skipif(
 )
 needs_gpu = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 DEVICE = "cuda" if CUDA else "cpu"
-PERMIT = Permit("training", events.Gaussian(1.0), 1000, "x")
 RANDOMNESS = Randomness.for_tests(5)
 SCALE, BOUND, DIVISOR = 1.3, 0.7, 3.0
 STEPS, CHECKPOINT = (70, 37) if CUDA else (5, 3)
@@ -121,7 +119,7 @@ def test_one_launch_is_the_portable_route(name: str) -> None:
         unit, portable = strategy.next(step, drawn, portable)
         expected = {n: (s + SCALE * BOUND * unit[n]) / DIVISOR for n, s in sums(step).items()}
         given = sums(step)
-        released, state = stream.release(Bounded(given, Bound(BOUND)), step, state, PERMIT)
+        released, state = stream.release(Bounded(given, Bound(BOUND)), step, state, rehearsal(stream.event, 1000))
         for n in given:
             assert released.value[n] is given[n]
             close(given[n], expected[n])
@@ -141,8 +139,8 @@ def test_results_that_go_elsewhere_are_rounded_once(name: str, kinds: tuple[torc
     for step in range(STEPS):
         into = {n: torch.empty_like(t, dtype=kinds[i % len(kinds)]) for i, (n, t) in enumerate(sums(0).items())}
         given = sums(step)
-        released, states[0] = stream.release(Bounded(given, Bound(BOUND)), step, states[0], PERMIT, into)
-        expected, states[1] = stream.release(Bounded(sums(step), Bound(BOUND)), step, states[1], PERMIT)
+        released, states[0] = stream.release(Bounded(given, Bound(BOUND)), step, states[0], rehearsal(stream.event, 1000), into)
+        expected, states[1] = stream.release(Bounded(sums(step), Bound(BOUND)), step, states[1], rehearsal(stream.event, 1000))
         assert all(released.value[n] is t for n, t in into.items())
         for n, t in into.items():
             assert torch.equal(t, expected.value[n].to(t.dtype))
@@ -157,8 +155,10 @@ def test_a_checkpoint_changes_no_bit(name: str) -> None:
     stream = NoiseStream(STRATEGIES[name], SCALE, RANDOMNESS, divisor=DIVISOR)
     straight, resumed = stream.init(sums(0)), stream.init(sums(0))
     for step in range(STEPS):
-        first, straight = stream.release(Bounded(sums(step), Bound(BOUND)), step, straight, PERMIT)
-        second, resumed = stream.release(Bounded(sums(step), Bound(BOUND)), step, through_a_file(resumed), PERMIT)
+        first, straight = stream.release(Bounded(sums(step), Bound(BOUND)), step, straight, rehearsal(stream.event, 1000))
+        second, resumed = stream.release(
+            Bounded(sums(step), Bound(BOUND)), step, through_a_file(resumed), rehearsal(stream.event, 1000)
+        )
         assert all(torch.equal(first.value[n], second.value[n]) for n in SHAPES)
 
 
@@ -176,7 +176,7 @@ def test_a_state_that_is_not_the_steps_own_raises_before_anything_is_changed(nam
     ):
         before = {n: t.clone() for n, t in bad.items()}
         with pytest.raises(InvalidInput, match=r"noise state: got .* is not what step 3 begins with"):
-            stream.release(Bounded(given, Bound(BOUND)), 3, bad, PERMIT)
+            stream.release(Bounded(given, Bound(BOUND)), 3, bad, rehearsal(stream.event, 1000))
         assert all(torch.equal(t, sums(0)[n]) for n, t in given.items())
         assert all(torch.equal(t, before[n]) for n, t in bad.items())
 
@@ -202,7 +202,7 @@ def test_what_the_kernel_cannot_take_goes_the_portable_way(name: str, case: str)
         given = cast(sums(step))
         unit, portable = strategy.next(step, partial(gaussian.draw, given, RANDOMNESS, "noise"), portable)
         expected = {n: (s + SCALE * BOUND * unit[n]) / DIVISOR for n, s in given.items()}
-        released, state = stream.release(Bounded(given, Bound(BOUND)), step, state, PERMIT)
+        released, state = stream.release(Bounded(given, Bound(BOUND)), step, state, rehearsal(stream.event, 1000))
         for n in expected:
             close(released.value[n], expected[n])
 
@@ -214,10 +214,10 @@ def test_tensors_that_move_and_another_queue_are_followed() -> None:
     stream = NoiseStream(Banded((1.0, 0.5)), SCALE, RANDOMNESS)
     kept, state, again = [], stream.init(sums(0)), stream.init(sums(0))
     for step in range(STEPS):
-        first, state = stream.release(Bounded(sums(step), Bound(BOUND)), step, state, PERMIT)
+        first, state = stream.release(Bounded(sums(step), Bound(BOUND)), step, state, rehearsal(stream.event, 1000))
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
-            second, again = stream.release(Bounded(sums(step), Bound(BOUND)), step, again, PERMIT)
+            second, again = stream.release(Bounded(sums(step), Bound(BOUND)), step, again, rehearsal(stream.event, 1000))
         torch.cuda.synchronize()
         assert all(torch.equal(first.value[n], second.value[n]) for n in SHAPES)
         kept.append(first)
@@ -228,6 +228,6 @@ def test_tensors_that_move_and_another_queue_are_followed() -> None:
 def test_noise_is_not_recorded_into_a_graph() -> None:
     """A replay would add the same noise to another sum."""
     stream, total = NoiseStream(Identity(), SCALE, RANDOMNESS, in_place=True), Bounded(sums(0), Bound(BOUND))
-    stream.release(total, 0, {}, PERMIT)
+    stream.release(total, 0, {}, rehearsal(stream.event, 1000))
     with pytest.raises(Unsupported, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        stream.release(total, 1, {}, PERMIT)
+        stream.release(total, 1, {}, rehearsal(stream.event, 1000))

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.core import events
+from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise.banded import Banded, NormalisedBanded
@@ -35,7 +34,6 @@ LIKE = {
     "b": torch.zeros(3, dtype=torch.float64),
     "s": torch.zeros((), dtype=torch.float64),
 }
-PERMIT = Permit("training", events.Gaussian(1.0), STEPS, "x")
 
 
 def flat(tensors):
@@ -81,7 +79,9 @@ def test_each_shard_draws_its_own_noise_at_the_scale_of_the_whole():
         shard = Shard(k, 2)
         stream = shard.stream(whole)
         part = Bounded(shard.of(like), Bound(0.4))
-        released.append(stream.release(part, 0, stream.init(part.value), PERMIT)[0].value["w"].double().numpy())
+        released.append(
+            stream.release(part, 0, stream.init(part.value), rehearsal(stream.event, STEPS))[0].value["w"].double().numpy()
+        )
     first, second = released
     assert len(first) == len(second) == 20_000
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(20_000)

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from dpfy.core import events
+from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.toeplitz import SquareRoot
 
-PERMIT = Permit("training", events.Gaussian(1.0), 1000, "x")
 BOUND = 0.7
 SHAPES = {"weight": (60, 50), "bias": (50,), "row": (3, 5, 7)}
 
@@ -29,7 +28,7 @@ def zeros(dtype=torch.float32):
 
 def released(scale=1.3, seed=0, steps=range(3), dtype=torch.float32):
     stream = NoiseStream(Identity(), scale, Randomness.for_tests(seed))
-    return [stream.release(zeros(dtype), step, {}, PERMIT)[0].value for step in steps]
+    return [stream.release(zeros(dtype), step, {}, rehearsal(stream.event, 1000))[0].value for step in steps]
 
 
 def scale_error(values: np.ndarray, stddev: float) -> float:
@@ -90,7 +89,7 @@ def test_the_same_step_draws_the_same_noise():
 
 def test_noise_is_added_to_the_sum():
     total = Bounded({"w": torch.full((4,), 1000.0)}, Bound(1.0))
-    out = NoiseStream(Identity(), 1.0, Randomness.for_tests(0)).release(total, 0, {}, PERMIT)[0]
+    out = NoiseStream(Identity(), 1.0, Randomness.for_tests(0)).release(total, 0, {}, rehearsal(events.Gaussian(1.0), 1))[0]
     assert ((out.value["w"] - 1000).abs() < 10).all()
     assert (total.value["w"] == 1000).all()
 
@@ -100,8 +99,12 @@ def test_in_place_takes_the_memory_of_the_sum_and_releases_the_same():
     for strategy in (Identity(), SquareRoot()):
         stream = NoiseStream(strategy, 1.0, Randomness.for_tests(0))
         state = stream.init(apart)
-        expected = stream.release(Bounded(apart, Bound(1.0)), 0, state, PERMIT)[0].value
-        found = replace(stream, in_place=True).release(Bounded(inside, Bound(1.0)), 0, stream.init(apart), PERMIT)[0].value
+        expected = stream.release(Bounded(apart, Bound(1.0)), 0, state, rehearsal(stream.event, 1000))[0].value
+        found = (
+            replace(stream, in_place=True)
+            .release(Bounded(inside, Bound(1.0)), 0, stream.init(apart), rehearsal(stream.event, 1000))[0]
+            .value
+        )
         assert all(torch.equal(found[n], expected[n]) and found[n] is inside[n] for n in apart)
         inside = {"w": torch.full((4, 3), 10.0), "b": torch.zeros(5)}
 
@@ -110,16 +113,24 @@ def test_a_narrow_sum_is_widened_before_the_noise():
     total = Bounded({"w": torch.ones(1000, dtype=torch.bfloat16)}, Bound(1e-3))
     for in_place in (False, True):
         stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(0), in_place=in_place)
-        value = stream.release(total, 0, {}, PERMIT)[0].value["w"]
+        value = stream.release(total, 0, {}, rehearsal(stream.event, 1000))[0].value["w"]
         assert value.dtype == torch.float32
         assert value.std() / 1e-3 == pytest.approx(1, abs=0.15)  # bfloat16 numbers near 1 are four of these apart
+
+
+def test_a_permit_for_another_event_is_refused():
+    """A noise multiplier typed twice cannot differ: less noise than was reserved is never added."""
+    stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(0))
+    with pytest.raises(InvalidInput, match="was given for"):
+        stream.release(zeros(), 0, {}, rehearsal(events.Gaussian(1.1), 10))
+    stream.release(zeros(), 0, {}, rehearsal(events.Gaussian(1.0), 10))
 
 
 def test_refusals():
     stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(0))
     with pytest.raises(InvalidInput, match="covers 1000"):
-        stream.release(zeros(), 1000, {}, PERMIT)
+        stream.release(zeros(), 1000, {}, rehearsal(stream.event, 1000))
     with pytest.raises(Unsupported, match="unbounded"):
-        stream.release(Bounded({"w": torch.zeros(1)}, Bound(math.inf)), 0, {}, PERMIT)
+        stream.release(Bounded({"w": torch.zeros(1)}, Bound(math.inf)), 0, {}, rehearsal(stream.event, 1000))
     with pytest.raises(InvalidInput, match="noise scale"):
         NoiseStream(Identity(), -1.0, Randomness.for_tests(0))

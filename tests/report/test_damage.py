@@ -102,9 +102,10 @@ def damaged_plan(run: Path, dice: random.Random) -> None:
     (run / "plan.json").write_text(json.dumps(plan))
     bodies, card = forge.bodies_of(run / "ledger.jsonl"), forge.card_of(run)
     if dice.random() < 0.5:  # everywhere alike
-        next(b for b in bodies if b.get("name") == "training")["claim"]["plan"] = plan
+        next(b for b in bodies if b.get("name") == "training")["claim"]["claim"]["plan"] = plan
         forge.write_chain(run / "ledger.jsonl", bodies)
-        forge.reseal(run, card | {"plan": plan})
+        card["sections"][0]["claim"]["plan"] = plan
+        forge.reseal(run, card)
 
 
 def damaged_other(run: Path, dice: random.Random) -> None:
@@ -221,7 +222,7 @@ def test_names_cannot_break_out_of_the_markdown_page(whole, tmp_path):
     run = shutil.copytree(whole, tmp_path / "run")
     card = forge.card_of(run)
     evil = "x | y |<img src=x onerror=alert(1)> [ok](javascript:1) **verified**"
-    card["optimizer"] = {"name": evil, evil: evil}
+    card["sections"][0]["optimizer"] = {"name": evil, evil: evil}
     card["provenance"]["engine"] = evil
     card["guarantee"]["accountant"] = 'tight"\nevil: true'.replace("\n", " ")
     forge.reseal(run, card)
@@ -271,4 +272,4 @@ def test_a_card_with_control_characters_is_neither_written_nor_read(made):
     del card["digest"]
     for bad in ("a\nb", "\x1b[0m", "\u202e"):
         with pytest.raises(Corrupt, match="cannot be printed"):
-            cards.sealed(card | {"utility": {bad: 1.0}})
+            cards.sealed(card | {"sections": [card["sections"][0] | {"utility": {bad: 1.0}}]})

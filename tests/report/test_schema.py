@@ -37,7 +37,7 @@ def keywords(rule):
 
 
 def test_the_schema_is_versioned_and_uses_only_what_the_validator_knows():
-    assert schema.schema()["$id"] == "dpfy:privacy-card-1"
+    assert schema.schema()["$id"] == "dpfy:privacy-card-2"
     assert schema.schema()["properties"]["format"]["const"] == schema.FORMAT
     assert keywords(schema.schema()) <= schema.KNOWN
 

@@ -19,6 +19,7 @@ from dpfy.report.verify import verify
 
 sys.path.insert(0, str(Path(__file__).parent))
 import forge
+
 import runs
 
 
@@ -95,7 +96,7 @@ def test_a_full_rewrite_verifies_without_a_key_and_not_with_one(run, key, tmp_pa
 def test_a_fact_changed_with_the_chain_made_anew_is_found_by_the_key(run, key):
     signature.sign_run(run, key)
     card = forge.card_of(run)
-    card["utility"]["test_accuracy"] = 0.999
+    card["sections"][0]["utility"]["test_accuracy"] = 0.999
     forge.conform(run, card)
     assert set(failing(run)) == {"pages say what the card says", "signature"}
     assert set(failing(run, keys=[public(key)])) == {"pages say what the card says", "signed by the keys given"}

@@ -83,9 +83,9 @@ def edit(run, path, value, *, chain=False):
         (("guarantee", "unit"), "user", "guarantee.unit"),
         (("guarantee", "adjacency"), "replace-one", "guarantee.adjacency"),
         (("guarantee", "delta"), 1e-9, "guarantee.delta"),
-        (("mechanism", "steps"), 1, "mechanism.steps"),
+        (("sections", 0, "mechanism", "steps"), 1, "mechanism.steps"),
         (("statement",), "Training is perfectly private.", "statement"),
-        (("plan", "noise_multiplier"), 20.0, "plan"),
+        (("sections", 0, "claim", "plan", "noise_multiplier"), 20.0, "plan"),
         (("ledger", "entries"), 2, "ledger"),
     ],
 )
@@ -113,9 +113,13 @@ def test_an_edited_claim_is_found_though_the_digest_fits(run, path, value, named
         (("delta", "share"), 0.5, "delta.share"),
         (("accounting", "without_amplification", "epsilon"), 1.0, "accounting.without_amplification.epsilon"),
         (("accounting", "assumptions", 0, "holds"), "nearly", "accounting.assumptions.0.holds"),
+        (("sections", 0, "assumptions", 0, "holds"), "nearly", "sections.0.assumptions.0.holds"),
+        (("sections", 0, "purpose"), "audit", "sections.0.purpose"),
+        (("boundary", "name"), "B5", "boundary.name"),
+        (("deployments", "rows", 0, "epsilon"), "1200", "deployments.rows.0.epsilon"),
         (("accesses", "covered", 0, "epsilon"), 0.1, "accesses.covered.0.epsilon"),
-        (("mechanism", "records"), 7, "mechanism.records"),
-        (("mechanism", "expected_batch"), 99.0, "mechanism.expected_batch"),
+        (("sections", 0, "mechanism", "records"), 7, "mechanism.records"),
+        (("sections", 0, "mechanism", "expected_batch"), 99.0, "mechanism.expected_batch"),
         (("warnings",), [], "warnings"),
         (("setting", "model"), "local", "setting.model"),
     ],
@@ -213,7 +217,8 @@ def test_the_plan_of_card_and_folder_is_the_one_reserved(run, path, value):
     plan, card = json.loads((run / "plan.json").read_text()), forge.card_of(run)
     forge.put(plan, path, value)
     (run / "plan.json").write_text(json.dumps(plan, indent=1, sort_keys=True) + "\n")
-    forge.conform(run, card | {"plan": plan})
+    forge.put(card, ("sections", 0, "claim", "plan"), plan)
+    forge.conform(run, card)
     assert ".".join(path) in failing(run)[CLAIM]
 
 
@@ -221,8 +226,10 @@ def test_with_the_ledger_untouched_no_fact_can_be_changed(run):
     """Utility, caveats, provenance, optimizer: what only the run knows is in the card, and the ledger holds its hash."""
     ledger = (run / "ledger.jsonl").read_bytes()
     for path, value in (
-        (("utility", "test_accuracy"), 0.99), (("caveats",), ["none"]), (("provenance", "engine"), "magic"), (("steps_done",), 4),
-        (("optimizer", "learning_rate"), 3.0), (("components", "checked"), "everything"),
+        (("sections", 0, "utility", "test_accuracy"), 0.99), (("caveats",), ["none"]), (("provenance", "engine"), "magic"),
+        (("sections", 0, "steps_done"), 4),
+        (("sections", 0, "optimizer", "learning_rate"), 3.0),
+        (("sections", 0, "components", "checked"), "everything"),
     ):  # fmt: skip
         whole = (run / "privacy.json").read_bytes()
         edit(run, path, value)
@@ -370,14 +377,13 @@ def test_batches_formed_elsewhere_are_billed_everywhere_and_never_less(tmp_path)
     assert failed(run.path) == []
     card = forge.card_of(run.path)
     assert card["guarantee"]["epsilon"] > plan.epsilon
-    cheaper = card["accounting"] | {"sampling_note": {"done": "shuffled once", "most": 1}}
-    forge.conform(run.path, card | {"accounting": cheaper})
+    forge.put(card, ("sections", 0, "sampling_note"), {"done": "shuffled once", "most": 1})
+    forge.conform(run.path, card)
     assert "sampling_note.most" in failing(run.path)["every number recomputed from the ledger"]
 
 
 def test_a_second_reservation_of_the_same_name_is_billed_and_the_run_still_ends(tmp_path):
     import runs
-
     from dpfy.core.events import Gaussian
 
     runs._loop(tmp_path / "run", before=lambda training: training.folder.ledger.reserve("training", Gaussian(9.0)))
@@ -408,7 +414,7 @@ def test_the_bill_in_the_ledger_of_the_data_set_is_found_there(run, tmp_path):
     assert judged(billed, people).holds
     assert "names no entry" in judged(run, people).detail
     assert "does not hold the entry" in judged(other, people).detail
-    forge.rechain(people, lambda bodies: bodies[1]["claim"]["plan"].update(noise_multiplier=9.0))
+    forge.rechain(people, lambda bodies: bodies[1]["claim"]["claim"]["plan"].update(noise_multiplier=9.0))
     assert "noise_multiplier" in judged(billed, people).detail
     forge.rechain(people, lambda bodies: bodies.pop())
     assert "begun" in judged(billed, people).detail

@@ -8,6 +8,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -158,3 +159,11 @@ def _watch(name: str, calls: dict[str, int], death: tuple[str, int] | None) -> N
         return real(*arguments, **options)
 
     setattr(os, name, watched)
+
+
+def card_of(path: Path) -> dict[str, Any]:
+    """The card of a training run, with what its section on training tells beside the general part."""
+    card = json.loads((Path(path) / "privacy.json").read_text())
+    training = next(part for part in card["sections"] if part["kind"] == "training")
+    rows = [*card["accounting"]["assumptions"], *training["assumptions"]]
+    return card | training | {"accounting": card["accounting"] | {"assumptions": rows}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -41,7 +40,7 @@ def run(path, between=None, *, net=None, optimizer=None, steps=6, engine="auto",
 
 
 def card(path):
-    return json.loads((path / "privacy.json").read_text())
+    return small.card_of(path)
 
 
 def weight(training):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import sys
 from pathlib import Path
@@ -17,14 +16,16 @@ import dpfy
 from dpfy import accounting
 from dpfy.cli.app import main
 from dpfy.core import events
+from dpfy.core.book import rehearsal
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
-from dpfy.core.ledger import Ledger, Permit
+from dpfy.core.ledger import Ledger
 from dpfy.core.random import Randomness
 from dpfy.core.unit import EXAMPLE
 from dpfy.data.records import Records
 from dpfy.noise.stream import NoiseStream
+from dpfy.report import card as cards
 from dpfy.report import evaluations
-from dpfy.training import config, evaluation, finish, job
+from dpfy.training import config, evaluation, job
 from dpfy.training.run import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -44,7 +45,8 @@ def table(tmp_path) -> dict[str, object]:
 
 def run(path: Path, flags: dict[str, object], **more: object) -> dict[str, object]:
     """The card of the job."""
-    return job.run(config.make({}, flags | {k.replace("__", "."): v for k, v in more.items()}), path, seed=3).card
+    job.run(config.make({}, flags | {k.replace("__", "."): v for k, v in more.items()}), path, seed=3)
+    return small.card_of(path)
 
 
 def test_a_file_of_the_users_own_is_not_measured_unless_it_is_declared(table, tmp_path):
@@ -142,11 +144,12 @@ def test_the_words_of_the_command_line(table, tmp_path, capsys):
 
 def stub(model: torch.nn.Module, folder: Path, seed: int, noise: float = 5.0) -> SimpleNamespace:
     """As much of a training as an evaluation looks at."""
-    permit = Permit("evaluation", evaluation.event(noise), 1, "0" * 16)
+    permit = rehearsal(events.Gaussian(noise), 1)
     place = SimpleNamespace(
         run=SimpleNamespace(evaluation=noise),
         randomness=Randomness.for_tests(seed),
         secrets=folder,
+        bind=lambda name, content: None,
         begin_evaluation=lambda: permit,
     )
     plan = SimpleNamespace(recipe=SimpleNamespace(unit=EXAMPLE))
@@ -254,7 +257,7 @@ def test_a_resumed_evaluation_is_the_same_and_other_test_data_is_refused(tmp_pat
     x, y = small.data()
     billed_run(tmp_path / "whole", (x, y), test_is="billed", test_noise=2.0)
     with monkeypatch.context() as patch:
-        patch.setattr(finish, "_end", killed)
+        patch.setattr(cards, "build", killed)
         with pytest.raises(Killed):
             billed_run(tmp_path / "cut", (x, y), test_is="billed", test_noise=2.0)
     with pytest.raises(InvalidInput, match="resume test"):
@@ -264,7 +267,7 @@ def test_a_resumed_evaluation_is_the_same_and_other_test_data_is_refused(tmp_pat
     with pytest.raises(InvalidInput, match="resume evaluation"):
         billed_run(tmp_path / "cut", (x, y), test_is="withheld")
     billed_run(tmp_path / "cut", (x, y), test_is="billed", test_noise=2.0)
-    whole, cut = (json.loads((tmp_path / name / "privacy.json").read_text()) for name in ("whole", "cut"))
+    whole, cut = (small.card_of(tmp_path / name) for name in ("whole", "cut"))
     assert (whole["confusion"], whole["utility"]) == (cut["confusion"], cut["utility"])
     assert whole["confusion"] != evaluation.confusion(stub(small.model(), tmp_path, 1), held_out(200))
 
@@ -272,7 +275,7 @@ def test_a_resumed_evaluation_is_the_same_and_other_test_data_is_refused(tmp_pat
 def test_undeclared_test_data_is_for_the_caller_alone(tmp_path):
     result = billed_run(tmp_path / "run", small.data())
     assert set(result.utility) == {"test_loss", "test_accuracy"}
-    card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    card = small.card_of(tmp_path / "run")
     assert card["evaluation"]["test"] == "withheld"
     for name in ("privacy.json", "metrics.jsonl"):
         text = (tmp_path / "run" / name).read_text()

@@ -19,7 +19,7 @@ from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
-from dpfy.training.mark import Mark
+from dpfy.runs.mark import Mark
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -154,7 +154,8 @@ def test_killed_at_every_call_of_the_operating_system(spawn, tmp_path, every):
 
 def test_secrets_left_by_a_crash_are_erased_on_resume(tmp_path, monkeypatch):
     """A crash after the card, before and inside the erasure: resuming completes it and returns the finished run; so does the job."""
-    from dpfy.training import config, finish, job
+    from dpfy.runs import folder
+    from dpfy.training import config, job
 
     class Crash(BaseException):
         pass
@@ -164,7 +165,7 @@ def test_secrets_left_by_a_crash_are_erased_on_resume(tmp_path, monkeypatch):
 
     flags = {"data.kind": "digits", "privacy.records": 1437, "model.name": "linear", "training.steps": 2, "privacy.delta": 1e-4}
     settings = config.make({}, flags)
-    for number, place in enumerate([(finish, "erase_secrets"), (storage, "_zero"), (Mark, "remove")]):
+    for number, place in enumerate([(folder, "erase_secrets"), (storage, "_zero"), (Mark, "remove")]):
         ours, theirs = tmp_path / f"library {number}", tmp_path / f"job {number}"
         with monkeypatch.context() as patch:
             patch.setattr(*place, crash)
@@ -175,7 +176,7 @@ def test_secrets_left_by_a_crash_are_erased_on_resume(tmp_path, monkeypatch):
             assert Mark.find(path) is not None
         result = small.train(dpfy.Run(ours, resume=True), steps=2)
         card = json.loads((ours / "privacy.json").read_text())
-        assert (result.utility, result.epsilon) == (card["utility"], card["guarantee"]["epsilon"])
+        assert (result.utility, result.epsilon) == (card["sections"][0]["utility"], card["guarantee"]["epsilon"])
         outcome = job.run(settings, theirs, resume=True)
         assert outcome.card == json.loads((theirs / "privacy.json").read_text())
         for path in (ours, theirs):

@@ -15,9 +15,10 @@ from dpfy.accounting import limits
 from dpfy.core import storage
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
+from dpfy.runs.folder import erase_secrets
+from dpfy.runs.mark import Mark
 from dpfy.training import metrics
-from dpfy.training.mark import Mark
-from dpfy.training.run import Run, RunFolder, erase_secrets
+from dpfy.training.run import Run, RunFolder
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small

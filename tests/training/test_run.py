@@ -220,7 +220,7 @@ def test_ending_early_keeps_the_whole_bill(tmp_path):
                 training.finish()
                 break
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert card["steps_done"] == 5
+    assert card["sections"][0]["steps_done"] == 5
     assert card["guarantee"]["epsilon"] == small.plan().epsilon
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
@@ -271,12 +271,12 @@ def test_a_plan_for_users_never_accepts_ungrouped_data(tmp_path, most):
 def test_a_crash_after_the_end_publishes_the_card_that_the_ledger_names(tmp_path, monkeypatch):
     """Whatever the resumed run would say now: other figures, other rows of metrics."""
     from dpfy.report.verify import verify
-    from dpfy.training import finish
+    from dpfy.runs import folder
 
     def crash(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(finish, "publish", crash)
+    monkeypatch.setattr(folder, "publish", crash)
     with pytest.raises(KeyboardInterrupt):
         small.train(dpfy.Run(tmp_path / "run", seed=5))
     monkeypatch.undo()
@@ -306,7 +306,7 @@ def test_a_run_that_ended_releases_nothing_more(tmp_path, monkeypatch):
             break
         permit = training.folder.ledger.begin(training.folder.permit)
         with pytest.raises(InvalidInput, match="nothing more may be released"):
-            permit.check(1)
+            permit.check(1, permit.event)
 
 
 def test_no_step_before_the_beginning_is_written_in_both_ledgers(tmp_path):
@@ -317,7 +317,7 @@ def test_no_step_before_the_beginning_is_written_in_both_ledgers(tmp_path):
     run = dpfy.Run(tmp_path / "run", ledger=people)
     with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), small.plan(), run) as training:
         with pytest.raises(InvalidInput, match="before the first release"):
-            training.folder.permit.check(0)
+            training.folder.permit.check(0, training.folder.permit.event)
         for x, y in training.batches():
             training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
             break
@@ -351,9 +351,9 @@ def test_a_resumed_run_must_ask_for_what_was_reserved(tmp_path):
     """Without the data set's ledger, or with batches formed elsewhere after all, it would be another claim."""
     people = tmp_path / "people.jsonl"
     stop_after(tmp_path / "run", 3, ledger=people)
-    with pytest.raises(Corrupt, match="reserves something else than this run asks for: shared"):
+    with pytest.raises(InvalidInput, match="reserves something else than this run asks for: shared"):
         small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5))
     batches = dpfy.ForeignBatches("read in order")
-    with pytest.raises(Corrupt, match="reserves something else than this run asks for: batches"):
+    with pytest.raises(InvalidInput, match=r"reserves something else than this run asks for: claim\.batches"):
         small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people, batches=batches))
     small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people))

@@ -196,11 +196,11 @@ def test_verification_passes_and_finds_an_edited_schedule(tmp_path):
     assert all(f.holds for f in dpfy.verify(run)), [f for f in dpfy.verify(run) if not f.holds]
     card = json.loads((run / "privacy.json").read_text())
     assert card["guarantee"]["epsilon"] == pytest.approx(plan.epsilon)
-    assert card["mechanism"]["strategy"] == "schedule"
-    assert "least noise" in card["mechanism"]["theorem"]
+    assert card["sections"][0]["mechanism"]["strategy"] == "schedule"
+    assert "least noise" in card["sections"][0]["mechanism"]["theorem"]
     for change in ({"factors": [9.0, 1.0, 1.5]}, {"lengths": [8, 2, 20]}):
         edited = json.loads(json.dumps(card))
-        edited["plan"]["recipe"]["strategy"] |= change
+        edited["sections"][0]["claim"]["plan"]["recipe"]["strategy"] |= change
         del edited["digest"]
         (run / "privacy.json").write_bytes(cards.render(edited | {"digest": digest(edited)}))
         assert any(not f.holds and "plan" in f.what + f.detail for f in dpfy.verify(run))
@@ -237,7 +237,7 @@ def test_phases_from_the_command_line_train_and_verify(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["epsilon"] <= 3
     assert call("verify", str(out)) == 0
     assert "noise_phases = [2.0, 1.5, 1.0]" in (out / "config.toml").read_text()
-    plan = json.loads((out / "privacy.json").read_text())["plan"]
+    plan = json.loads((out / "plan.json").read_text())
     assert plan["recipe"]["strategy"]["lengths"] == [3, 3, 3]
     assert plan["recipe"]["strategy"]["factors"] == [2.0, 1.5, 1.0]
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpfy.core import events
+from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise.banded import Banded
@@ -18,7 +17,6 @@ from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.update import hand_over, rounded
 
-PERMIT = Permit("training", events.Gaussian(1.0), 10, "x")
 RANDOMNESS = Randomness.for_tests(3)
 
 
@@ -26,7 +24,7 @@ def handed(parameters: dict[str, nn.Parameter], means: dict[str, Tensor], in_pla
     """What the parameters receive of sums without noise."""
     stream = NoiseStream(Identity(), 0.0, RANDOMNESS, in_place=in_place)
     total = Bounded(means, Bound(math.inf))
-    released, _ = stream.release(total, 0, {}, PERMIT, rounded(means, parameters))
+    released, _ = stream.release(total, 0, {}, rehearsal(stream.event, 10), rounded(means, parameters))
     hand_over(released, parameters)
     found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     assert list(found) == list(means)
@@ -93,9 +91,9 @@ def test_noise_is_added_before_rounding(strategy: Strategy) -> None:
     state = again = stream.init({name: torch.zeros(p.shape) for name, p in parameters.items()})
     for step in range(3):
         total = Bounded({name: torch.randn(p.shape) for name, p in parameters.items()}, Bound(1.0))
-        wide, state = stream.release(total, step, {n: t.clone() for n, t in state.items()}, PERMIT)
+        wide, state = stream.release(total, step, {n: t.clone() for n, t in state.items()}, rehearsal(stream.event, 10))
         narrow, again = stream.release(
-            total, step, {n: t.clone() for n, t in again.items()}, PERMIT, rounded(total.value, parameters)
+            total, step, {n: t.clone() for n, t in again.items()}, rehearsal(stream.event, 10), rounded(total.value, parameters)
         )
         assert all(narrow.value[name].dtype is torch.bfloat16 for name in parameters)
         assert all(torch.equal(narrow.value[name], wide.value[name].bfloat16()) for name in parameters)
@@ -109,6 +107,6 @@ def test_places_of_other_names_or_shapes_are_refused_before_anything_is_changed(
     places = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in into.items()}
     stream = NoiseStream(Identity(), 1.0, RANDOMNESS, in_place=True)
     with pytest.raises(InvalidInput, match=r"^into: got"):
-        stream.release(Bounded(sums, Bound(1.0)), 0, {}, PERMIT, places)
+        stream.release(Bounded(sums, Bound(1.0)), 0, {}, rehearsal(stream.event, 10), places)
     assert all(bool((t == 1).all()) for t in sums.values())
     assert not any(t.any() for t in places.values())

@@ -278,7 +278,6 @@ ROWS = (
             lambda e, again: ev.RandomizedResponse(e.noise_parameter, e.num_buckets),
         ),
         stated=True,
-        drawable=False,
     ),
     Row(
         ev.GaussianMixture,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpfy.audit.bench import Bug
-from dpfy.core.ledger import Permit
+from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded, Private
 
@@ -78,7 +78,7 @@ class WidePermit(Changed):
 
     def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
         """With a permit that was never reserved."""
-        wide = Permit(permit.name, permit.event, 10**6, permit.entry)
+        wide = rehearsal(permit.event, 10**6, permit.name)
         return self.real.release(total, step, state, wide, into)  # type: ignore[no-any-return]
 
 

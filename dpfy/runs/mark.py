@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,11 @@ HIDDEN = "checkpoint"
 CANARIES = "canaries.npz"
 UPDATES = "updates.f64"
 SECRETS = (
-    "state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", UPDATES, "privacy.json", "config.toml", "lock",
+    "state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", "bound.json", UPDATES, "privacy.json", "config.toml", "lock",
 )  # fmt: skip
 """What a run keeps in checkpoint/, in the order in which it is destroyed. A new file there must be named here."""
-BEFORE_STEPS = ("ledger.jsonl", "ledger.jsonl.head", "metrics.jsonl", CANARIES, "config.toml", "plan.json")
-"""What a run that made no step has written beside them."""
+BEFORE_STEPS = ("ledger.jsonl", "ledger.jsonl.head", CANARIES, "config.toml")
+"""What a run that made no release may have written beside them and what its claims name."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,12 @@ class Mark:
                 for file in [p for p in folder.iterdir() if TEMPORARY.fullmatch(p.name)]:
                     storage.erase(file)
 
-    def clear(self) -> None:
-        """Remove what a run that made no step has written, but not the mark. Its secrets must be destroyed already."""
-        for name in BEFORE_STEPS:
+    def clear(self, named: Iterable[str]) -> None:
+        """Remove what a run that made no step has written, with the files that its claims name, but not the mark.
+
+        Its secrets must be destroyed already.
+        """
+        for name in dict.fromkeys((*BEFORE_STEPS, *named)):
             (self.folder / name).unlink(missing_ok=True)
 
     def remove(self) -> None:

@@ -1,0 +1,327 @@
+"""What a release promises, known before the data is read. Every kind of release is one class that keeps to this.
+
+A kind is a name and a class. Those that come with dpfy stand in `HOMES`, the fixed table by which a file is read; another one makes
+itself known with :func:`register` where it is defined. Nothing that a file names is ever imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+
+from dpfy.core import check, events
+from dpfy.core.codec import Codec
+from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
+from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+
+ENTROPY, FIXED = "entropy", "fixed"
+PRACTICE = "the seed was fixed for a test: whoever knows it can remove the noise"
+YES, NO, NEARLY, STATED = "yes", "no", "nearly", "stated"
+"""Whether an assumption of the accounting holds; `STATED` where only the caller can know."""
+
+PURPOSES = {
+    "training": "training the released model",
+    "tuning": "choosing hyperparameters, architectures or stopping times",
+    "statistics": "statistics, ranges and normalisation computed from the data",
+    "vocabulary": "vocabularies, label sets and categories read from the data",
+    "labels": "labels given to data that has none",
+    "answers": "answers about the data, or predictions from it",
+    "synthesis": "synthetic data made from the data",
+    "audit": "audits that look at the data",
+    "evaluation": "measuring the released model on private held-out records",
+}
+"""What data may be used for."""
+
+BOUNDARIES = {
+    "B1": "the raw data from which records are derived",
+    "B2": "the data set itself",
+    "B3": "the contribution of a single unit",
+    "B4": "sums over many units: aggregated gradients and every intermediate model, or noisy statistics",
+    "B5": "the final result alone: the parameters of the released model",
+    "B6": "predictions or answers alone",
+}
+"""Who may see what (Ponomareva et al. 2023, section 3.1): from its boundary on everything is protected, and what lies before is not."""
+
+TRUSTS = ("central", "local", "distributed")
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One assumption of the accounting: what is assumed, what was done, and whether they agree."""
+
+    what: str
+    assumed: str
+    done: str
+    holds: str
+
+    def to_json(self) -> dict[str, str]:
+        """A row of the card."""
+        return {"what": self.what, "assumed": self.assumed, "done": self.done, "holds": self.holds}
+
+
+@runtime_checkable
+class Claim(Protocol):
+    """What one release promises. All of it is known before the data is read, and none of it depends on the data.
+
+    `name` is what the reservation is called, once in a folder. `event` is the whole bill; `releases` is how many times noise is drawn
+    under it. `artefacts` are the files that may come of it. Delta 0 states a pure guarantee.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The name of the class of claims, in `HOMES` or given to :func:`register`."""
+
+    @property
+    def name(self) -> str:
+        """What its reservation is called."""
+
+    @property
+    def purpose(self) -> str:
+        """One of `PURPOSES`."""
+
+    @property
+    def event(self) -> events.Event:
+        """The whole bill."""
+
+    @property
+    def releases(self) -> int:
+        """How many releases are made under the one reservation."""
+
+    @property
+    def unit(self) -> Unit:
+        """Whose data is protected."""
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Which change of the data is hidden."""
+
+    @property
+    def trust(self) -> str:
+        """One of `TRUSTS`."""
+
+    @property
+    def boundary(self) -> str:
+        """One of `BOUNDARIES`: the first thing that is protected."""
+
+    @property
+    def delta(self) -> float:
+        """Where the guarantee is stated; 0 for a pure one."""
+
+    @property
+    def accountant(self) -> str:
+        """By which accountant it is stated."""
+
+    @property
+    def records(self) -> int | None:
+        """The public number of units, where there is one."""
+
+    @property
+    def artefacts(self) -> tuple[str, ...]:
+        """Names of the files that may come of it."""
+
+    def files(self) -> Mapping[str, bytes]:
+        """What is written down about it in a folder before the data is read."""
+
+    def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
+        """What the accounting assumes, beside the noise, given what the run states about itself."""
+
+    def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
+        """What a reader of the card must not overlook."""
+
+    def describe(self) -> dict[str, Any]:
+        """Its own section of the card: `title`, and whatever a reader needs, as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The claim as JSON."""
+
+    @classmethod
+    def from_json(cls, data: Any) -> Claim:
+        """The claim that `to_json` wrote, equal to it."""
+
+
+HOMES = {"training": "dpfy.plan.claim", "evaluation": "dpfy.plan.claim"}
+"""Where the kinds that come with dpfy are defined."""
+
+_KINDS: dict[str, type[Any]] = {}
+C = TypeVar("C", bound=type[Any])
+
+
+def register(cls: C) -> C:
+    """Make a kind of claim known, by its `kind`; for use as a decorator. A name that is taken is refused."""
+    name = check.one_line("claim.kind", getattr(cls, "kind", None))
+    if _KINDS.setdefault(name, cls) is not cls and _KINDS[name].__qualname__ != cls.__qualname__:
+        raise InvalidInput("claim.kind", name, "is taken by another class")
+    _KINDS[name] = cls
+    return cls
+
+
+def kind_of(name: str) -> type[Any]:
+    """The class of claims called `name`; unknown ones are `Unsupported`."""
+    if name not in _KINDS and name in HOMES:
+        importlib.import_module(HOMES[name])
+    if name not in _KINDS:
+        raise Unsupported(f"a release of kind {name!r}", "import what defines it first, or use the version of dpfy that made it")
+    return _KINDS[name]
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """A claim as its reservation states it: with the kind of its seed, and the entry of the data set's ledger where it is billed too."""
+
+    claim: Claim
+    fixed_seed: bool = False
+    shared: tuple[str, str] | None = None
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Conditions of the guarantee that follow from how it was reserved."""
+        return (PRACTICE,) if self.fixed_seed else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What stands in the ledger."""
+        shared = None if self.shared is None else {"ledger": self.shared[0], "entry": self.shared[1]}
+        held = {"kind": self.claim.kind, "purpose": self.claim.purpose, "releases": self.claim.releases}
+        return held | {"claim": self.claim.to_json(), "seed": FIXED if self.fixed_seed else ENTROPY, "shared": shared}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Reserved:
+        """What `to_json` wrote, or what the first version wrote for a training run; anything else is `Corrupt`."""
+        try:
+            data = _raised(data)
+            check.known_keys("claim", data, ("kind", "purpose", "releases", "claim", "seed", "shared"))
+            shared, claim = data["shared"], kind_of(data["kind"]).from_json(data["claim"])
+            fixed = check.one_of("claim.seed", data["seed"], (ENTROPY, FIXED)) == FIXED
+            read = cls(claim, fixed, None if shared is None else (str(shared["ledger"]), str(shared["entry"])))
+            if (read.claim.purpose, read.claim.releases) != (data["purpose"], data["releases"]):
+                raise InvalidInput("claim.purpose", data["purpose"], "is not that of the claim, or the number of releases is not")
+            return read
+        except (DpfyError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as problem:
+            words = str(problem) if isinstance(problem, DpfyError) else type(problem).__name__
+            raise Corrupt("claim", f"cannot be read ({words})") from None
+
+
+def _raised(data: Any) -> Any:
+    """The first version wrote the parts of a training run's claim side by side."""
+    if isinstance(data, dict) and set(data) == {"plan", "seed", "batches", "shared"}:
+        steps = data["plan"]["recipe"]["steps"]
+        claim = {"plan": data["plan"], "batches": data["batches"]}
+        return {"kind": "training", "purpose": "training", "releases": steps, "claim": claim} | {
+            "seed": data["seed"],
+            "shared": data["shared"],
+        }
+    return data
+
+
+def purpose_of(name: str, claim: Mapping[str, Any]) -> str:
+    """What a reservation was for: as its claim says, or, in a claim of the first version, by the first word of its name."""
+    if (said := claim.get("purpose")) in PURPOSES:
+        return str(said)
+    word = "".join(c if c.isalpha() else " " for c in name.lower()).split()[:1]
+    return word[0] if word and word[0] in PURPOSES else "other"
+
+
+def releases_of(uses: int, claim: Mapping[str, Any]) -> int:
+    """How many releases a reservation allows: as its claim says; else as often as it may be used."""
+    try:
+        said = _raised(dict(claim)).get("releases")
+    except (AttributeError, KeyError, TypeError):
+        return uses
+    return max(said, uses) if isinstance(said, int) and not isinstance(said, bool) else uses
+
+
+def agree(claims: Sequence[Claim]) -> None:
+    """Refuse claims that one card could not state together."""
+    if not claims:
+        raise InvalidInput("claims", [], "must be at least one: what is released is reserved before the data is read")
+    names = [c.name for c in claims]
+    if len(set(names)) < len(names):
+        raise InvalidInput("claims", names, "must have different names")
+    first = claims[0]
+    for c in claims:
+        check.one_of("claim.purpose", c.purpose, PURPOSES)
+        check.one_of("claim.boundary", c.boundary, BOUNDARIES)
+        check.one_of("claim.trust", c.trust, TRUSTS)
+        for what in ("unit", "adjacency", "trust", "delta", "accountant"):
+            if getattr(c, what) != getattr(first, what):
+                rule = f"must be {getattr(first, what)}, as for {first.name!r}: the claims of one folder have one card"
+                raise InvalidInput(f"{c.name} {what}", getattr(c, what), rule)
+
+
+def differences(stated: Any, due: Any, place: str = "") -> list[str]:
+    """Where two JSON values differ: one line a leaf, ``place: stated where due``."""
+    return [f"{at or 'it'} is {a} and not {b}" for at, a, b in _apart(stated, due, place)]
+
+
+def _apart(stated: Any, due: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(stated, dict) and isinstance(due, dict):
+        for key in sorted(stated.keys() | due.keys()):
+            yield from _apart(stated.get(key), due.get(key), f"{place}.{key}".lstrip("."))
+    elif isinstance(stated, list) and isinstance(due, list) and len(stated) == len(due):
+        for number, (a, b) in enumerate(zip(stated, due, strict=True)):
+            yield from _apart(a, b, f"{place}.{number}")
+    elif stated != due or isinstance(stated, bool) != isinstance(due, bool):
+        yield place, _short(stated), _short(due)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What most claims have in common, for those that want it: a frozen dataclass may inherit from this and add its own fields.
+
+    The defaults are those of one central release of sums under the tight accountant.
+    """
+
+    unit: Unit = field(default=EXAMPLE, kw_only=True)
+    adjacency: Adjacency = field(default=Adjacency.ADD_OR_REMOVE_ONE, kw_only=True)
+    delta: float = field(default=1e-6, kw_only=True)
+    accountant: str = field(default="tight", kw_only=True)
+    records: int | None = field(default=None, kw_only=True)
+
+    kind: ClassVar[str]
+    trust: ClassVar[str] = "central"
+    boundary: ClassVar[str] = "B4"
+    releases: ClassVar[int] = 1
+    artefacts: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
+        if self.delta != 0:
+            check.delta("delta", self.delta)
+        if self.records is not None:
+            check.integer("records", self.records, most=check.RECORDS)
+
+    @property
+    def name(self) -> str:
+        """Its kind: one release of a kind in a folder."""
+        return self.kind
+
+    def files(self) -> Mapping[str, bytes]:
+        """Nothing is written down beside the ledger."""
+        return {}
+
+    def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
+        """None beside the noise."""
+        return ()
+
+    def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
+        """None."""
+        return ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field."""
+        held: dict[str, Any] = Codec("claim", {self.kind: type(self), "unit": Unit}).encode(self)
+        return held
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """What `to_json` wrote."""
+        read = Codec("claim", {cls.kind: cls, "unit": Unit}).decode(data)
+        if not isinstance(read, cls):
+            raise InvalidInput("claim.kind", data, f"must be {cls.kind}")
+        return read

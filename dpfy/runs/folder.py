@@ -1,0 +1,434 @@
+"""The run folder: where a run's claims, ledger, secrets, checkpoints and results live, and in which order they come to be.
+
+    runs/x/  ledger.jsonl  config.toml  privacy.json  report.html  report.md  and what its claims name: plan.json, model.safetensors ...
+             .dpfy-NAME  checkpoint/  lock  secret.json (0600)  bound.json (0600) ...             gone when the run ends
+
+The order is the safety: the figures of the card, then mark, configuration and what the claims write down, secret, reservations, data. Claims
+that cannot be billed leave nothing; a crash between any two leaves a folder that can be resumed; a folder without the mark is not touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from dpfy.core import check, reading
+from dpfy.core.claim import Claim, Reserved, agree, differences
+from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
+from dpfy.core.ledger import Budget, Ledger, Permit, hold
+from dpfy.core.random import Randomness
+from dpfy.core.storage import PRIVATE_MODE, sha256_of, write_atomically
+from dpfy.report import card, forecast, numbers
+from dpfy.runs.mark import HIDDEN, Mark, refuse_planted
+
+CARD = card.NAME
+LEDGER = "ledger.jsonl"
+BOUND = "bound.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run lives and what it may spend.
+
+    `ledger` is the ledger of the data set, shared by all runs on it, with `budget` (created with it, or equal to what it has).
+    `seed` fixes all randomness for tests: such a run protects nothing, and its card says so. `config` is the configuration as text, in
+    the form to publish and in full (kept with the secrets until the run ends, so that it can be resumed without repeating it).
+    `public_data` names the public data that shapes the result, one ``{"data": ..., "used_for": ..., "provenance": ...}`` each.
+    """
+
+    path: Path | str
+    resume: bool = False
+    ledger: Path | str | None = None
+    budget: Budget | None = None
+    seed: int | None = None
+    config: tuple[str, str] | None = field(default=None, repr=False)
+    public_data: tuple[Mapping[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.ledger is None:
+            raise InvalidInput("budget", self.budget.to_json(), "needs a ledger (--ledger PATH) to be kept in")
+        for row in self.public_data:
+            check.known_keys("public_data", row, ("data", "used_for", "provenance"))
+            for key in ("data", "used_for", "provenance"):
+                check.one_line(f"public_data.{key}", row.get(key))
+
+
+@dataclass
+class Stage:
+    """One claim of a run with its reservations: in the run's own ledger, and in the data set's where there is one."""
+
+    reserved: Reserved
+    permit: Permit
+    shared: tuple[Ledger, Permit] | None = None
+
+    @property
+    def claim(self) -> Claim:
+        """What is promised."""
+        return self.reserved.claim
+
+
+class RunFolder:
+    """An opened run folder, held by this process alone until it is closed.
+
+    Use it as a context: if the block fails before the first release, the reservations are given back and the folder is removed; if it
+    is killed or interrupted, the folder stays, to be resumed by the same claims with ``resume=True``.
+
+    Guarantees: on return every claim is reserved, durably, in every ledger, and its guarantee can be stated: that of all claims together
+    was computed before anything was written. The same secret never meets other data (:meth:`bind`).
+    """
+
+    def __init__(self, run: Place, *claims: Claim) -> None:
+        agree(claims)
+        self.run, self.claims = run, claims
+        self.path = Path(run.path)
+        self.secrets = self.path / HIDDEN
+        self.stages: dict[str, Stage] = {}
+        self.told: dict[str, dict[str, Any]] = {}
+        self.in_use = self._over = False
+        self._hold: AbstractContextManager[None] = nullcontext()
+        self.mark, self.fresh = self._marked()
+        try:
+            self._take()
+            self.fresh = not self.state.is_file()
+            self._write_down()
+            self.id, self.randomness = self._secret()
+            self.ledger = Ledger.open(self.path / LEDGER, unit=claims[0].unit, adjacency=claims[0].adjacency)
+            self._reserve()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    @property
+    def state(self) -> Path:
+        """The checkpoint file of work that takes many releases."""
+        return self.secrets / "state.safetensors"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the card is written."""
+        return (self.path / CARD).is_file()
+
+    @property
+    def begun(self) -> bool:
+        """Whether releases may have been made. Without its secrets such a run must neither start again (its noise would meet other
+        values) nor give its reservations back."""
+        if not (self.path / LEDGER).is_file():
+            return False
+        try:
+            own = bool(Ledger.read(self.path / LEDGER).book.begun)
+        except Corrupt:
+            return True  # what cannot be read may have begun
+        return own or any(s.shared is not None and s.shared[1].entry in s.shared[0].book.begun for s in self.stages.values())
+
+    def begin(self, name: str) -> Permit:
+        """Write down, in every ledger and before the first release, that releases will be made: from now on they are billed for good.
+
+        The permit that allows them. Until then the run can be undone. Safe to call again.
+        """
+        stage = self.stage(name)
+        if stage.permit.closed:
+            if stage.shared is not None:
+                ledger, permit = stage.shared
+                stage.shared = ledger, ledger.begin(permit)
+            stage.permit = self._covering(self.ledger.begin(stage.permit), stage.reserved)
+        return stage.permit
+
+    def bind(self, name: str, content: bytes) -> None:
+        """Refuse another content than that of an attempt before a crash: the difference of two releases with one noise has none.
+
+        Call before noise is made for what depends on the data, with all of it that the release depends on.
+        """
+        file, tag = self.secrets / BOUND, self.randomness.tag(f"bound {name}", content)
+        held = reading.parsed_json(BOUND, file.read_bytes()) if file.is_file() else {}
+        if name not in held:
+            write_atomically(file, json.dumps(held | {name: tag}).encode(), mode=PRIVATE_MODE)
+        elif held[name] != tag:
+            raise InvalidInput(f"resume {name}", "other data", "must be what the run had before it was stopped")
+
+    def write(self, name: str, content: bytes) -> Path:
+        """Put an artefact into the folder, whole or not at all. Its claim must have named it."""
+        if not any(name in claim.artefacts for claim in self.claims):
+            known = ", ".join(sorted({a for c in self.claims for a in c.artefacts}))
+            raise InvalidInput("artefact", name, f"must be named by a claim of this run: {known or 'none is'}")
+        write_atomically(self.path / name, content)
+        return self.path / name
+
+    def tell(self, name: str, **facts: Any) -> None:
+        """Put figures into the section of the claim called `name`: what was released under it, or is public."""
+        self.stage(name)
+        self.told.setdefault(name, {}).update(facts)
+
+    def finish(self, facts: Callable[[], card.Facts] | card.Facts) -> Path:
+        """Write the card and its pages, write the end of the run with all hashes to the ledger, publish, erase the secrets.
+
+        Guarantees: the card is written last, so a folder with a card is complete; until then the run can be resumed. The ledger holds
+        one end of the run, with the hash of the card and of every file: a crash after it publishes that very card, whatever is asked
+        then. Each step can be repeated after a crash.
+        """
+        self.ledger.refresh()
+        if self.ledger.book.finish is None:
+            for name in self.stages:
+                self.begin(name)
+            self.ledger.refresh()
+            told = facts() if callable(facts) else facts
+            told = replace(told, sections=self.told | dict(told.sections), public_data=told.public_data or self.run.public_data)
+            made = card.build(self.path, told, self.ledger)
+            files = card.write_pages(self.path, made) | card.hashes(self.path, self.ledger)
+            write_atomically(self.secrets / CARD, card.render(made))
+            first = next(iter(self.stages.values())).permit
+            self.ledger.finish(first, steps=told.releases, card=sha256_of(self.secrets / CARD), files=files)
+        publish(self.path)
+        erase_secrets(self.path)
+        return self.path
+
+    def close(self) -> None:
+        """Let other processes have the folder."""
+        self._hold.__exit__(None, None, None)
+        self._hold = nullcontext()
+
+    def __enter__(self) -> Self:
+        """Held until the block is left."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Let go; if the run failed before its first release, leave nothing behind. Safe to call again.
+
+        A run that was killed or interrupted stays as it is, to be resumed.
+        """
+        try:
+            refused = isinstance(error, Exception) and not isinstance(error, Busy)
+            if refused and self.fresh and not self._over and not self.begun:
+                self.abandon()
+        finally:
+            self.close()
+
+    def abandon(self) -> None:
+        """Undo a run that released nothing: destroy its secret, then give back its reservations, then remove the folder.
+
+        What this run did not make is left, and so is a folder that was there before.
+        """
+        self._over = True
+        self.mark.erase_secrets()
+        for stage in self.stages.values():
+            if stage.shared is not None:
+                ledger, permit = stage.shared
+                ledger.void(permit, "the input was refused before the first step; nothing was released")
+        self.mark.clear(self._written())
+        self.mark.remove_folder()
+
+    def stage(self, name: str) -> Stage:
+        """The claim called `name`, with its reservations."""
+        if name not in self.stages:
+            raise InvalidInput("claim", name, f"nothing was reserved for it before the data was read ({', '.join(self.stages)})")
+        return self.stages[name]
+
+    def _written(self) -> list[str]:
+        """Files of this run's claims that may be there before the first release."""
+        return [name for claim in self.claims for name in claim.artefacts]
+
+    def _marked(self) -> tuple[Mark, bool]:
+        """The mark of this run, and whether it is new: made in an empty folder, or found in a folder of ours. Others are refused."""
+        given = str(self.run.path)
+        if os.path.lexists(self.path) and not self.path.is_dir():
+            raise InvalidInput("run", given, "is a file, not a folder")
+        try:
+            if not self.path.is_dir() or not any(self.path.iterdir()):
+                forecast.require([Reserved(claim, self.run.seed is not None) for claim in self.claims])
+                return Mark.make(self.path), True
+        except DpfyError:
+            raise
+        except (OSError, ValueError) as problem:
+            raise InvalidInput(
+                "run", given, f"cannot be used as a folder ({getattr(problem, 'strerror', None) or problem})"
+            ) from None
+        if complete(self.run, *self.claims) or self.finished:
+            raise InvalidInput("run", given, "already holds a finished run; choose another folder")
+        mark = Mark.find(self.path)
+        if mark is None:
+            raise InvalidInput("run", given, "is not empty and holds no dpfy run that could go on; choose another folder")
+        refuse_planted(self.path)
+        return mark, False
+
+    @property
+    def _never_began(self) -> bool:
+        """Whether a crash stopped the run of this folder before it had a secret, or while it was given up: nothing was released."""
+        return not (self.secrets / "secret.json").is_file() and not self.begun
+
+    def _take(self) -> None:
+        """Hold the marked folder for this process alone, and remove what a crash has left half-written."""
+        self.secrets.mkdir(exist_ok=True)
+        os.chmod(self.secrets, 0o700)
+        held = hold(self.secrets / "lock", f"run {self.path.name}")
+        held.__enter__()
+        self._hold = held
+        if not self.mark.file.is_file():
+            raise Busy(f"run {self.path.name}: another process has just ended it; try again")
+        if self._never_began:
+            self.mark.clear(self._written())
+        else:
+            self._agree()
+        self.mark.erase_temporaries()
+
+    def _agree(self) -> None:
+        """Refuse to go on with another claim than those the folder holds, or unasked."""
+        given = str(self.run.path)
+        for claim in self.claims:
+            for name, content in claim.files().items():
+                if found := _apart(self.path / name, content):
+                    raise InvalidInput("run", given, f"already holds a different {name.removesuffix('.json')} ({found})")
+        if not self.run.resume:
+            raise InvalidInput("run", given, "holds an unfinished run; resume it (--resume) or choose another folder")
+        if (file := self.secrets / "secret.json").is_file():
+            self._held_secret(file)
+
+    def _write_down(self) -> None:
+        """Configuration, and what the claims say about themselves. The last file of the last claim tells that all are there."""
+        written = [(name, content) for claim in self.claims for name, content in claim.files().items()]
+        if written and (self.path / written[-1][0]).is_file():
+            return
+        if self.run.config is not None and not (self.path / "config.toml").is_file():
+            public, private = self.run.config
+            write_atomically(self.secrets / "config.toml", private.encode(), mode=PRIVATE_MODE)
+            write_atomically(self.path / "config.toml", public.encode())
+        for name, content in written:
+            write_atomically(self.path / name, content)
+
+    def _secret(self) -> tuple[str, Randomness]:
+        file = self.secrets / "secret.json"
+        if not file.is_file():
+            if (self.path / LEDGER).is_file() and Ledger.read(self.path / LEDGER).permits():
+                raise Corrupt("checkpoint/secret.json", "is missing: the run cannot be resumed; start a new one")
+            fresh = Randomness.from_os() if self.run.seed is None else Randomness.for_tests(self.run.seed)
+            body = {"run": self.mark.run, "secret": fresh.secret.hex(), "fixed": fresh.fixed}
+            write_atomically(file, json.dumps(body).encode(), mode=PRIVATE_MODE)
+        return self._held_secret(file)
+
+    def _held_secret(self, file: Path) -> tuple[str, Randomness]:
+        try:
+            held = json.loads(file.read_text())
+            name, randomness = held["run"], Randomness(bytes.fromhex(held["secret"]), held["fixed"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise Corrupt("checkpoint/secret.json", "is damaged: the run cannot be resumed; start a new one") from None
+        if name != self.mark.run:
+            raise Corrupt("checkpoint/secret.json", "belongs to another run than the folder's mark; start a new one")
+        return name, randomness
+
+    def _reserve(self) -> None:
+        """The right to make every release of every claim: written to the data set's ledger (once a run) and to the run's own, in the
+        order of the claims, before any data is read."""
+        if extra := [p.name for p in self.ledger.permits() if p.claim and p.name not in {c.name for c in self.claims}]:
+            raise InvalidInput(f"resume {extra[0]}", None, "must be asked for, as in the run that is resumed")
+        for claim in self.claims:
+            reserved = Reserved(claim, self.randomness.fixed)
+            shared = self._reserve_shared(reserved)
+            if shared is not None:
+                reserved = Reserved(claim, self.randomness.fixed, (shared[0].book.identity, shared[1].entry))
+            held = next((p for p in self.ledger.permits() if p.name == claim.name), None)
+            permit = held or self.ledger.reserve(claim.name, claim.event, claim=reserved.to_json(), returnable=True)
+            self.stages[claim.name] = Stage(reserved, self._covering(permit, reserved), shared)
+
+    def _reserve_shared(self, reserved: Reserved) -> tuple[Ledger, Permit] | None:
+        if self.run.ledger is None:
+            return None
+        path, claim = Path(self.run.ledger), reserved.claim
+        ledger = Ledger.open(path, unit=claim.unit, adjacency=claim.adjacency, budget=self.run.budget)
+        name = f"{claim.name} {self.id}"
+        for permit in ledger.permits():
+            if permit.name == name and Reserved.from_json(permit.claim) == reserved:
+                return ledger, permit
+        budget = numbers.budget_of(ledger)
+        return ledger, ledger.reserve(name, claim.event, budget=budget, claim=reserved.to_json(), returnable=True)
+
+    def _covering(self, permit: Permit, reserved: Reserved) -> Permit:
+        """A permit of this run; the ledger must hold the claim that the run makes."""
+        if Reserved.from_json(permit.claim) != reserved:
+            found = differences(permit.claim, reserved.to_json())
+            rule = f"{LEDGER} reserves something else than this run asks for: {found[0]}"
+            raise InvalidInput(f"resume {reserved.claim.name}", "another claim", rule)
+        if permit.event != reserved.claim.event:
+            raise Corrupt(LEDGER, "reserves another event than this plan's")
+        return permit
+
+
+def _apart(file: Path, due: bytes) -> str:
+    """Where a file of a claim is not what the claim says: empty where it is."""
+    try:
+        text = reading.content(file.name, file, name=file.name)
+    except InvalidInput as problem:
+        raise Corrupt(file.name, problem.rule) from None
+    if text == due:
+        return ""
+    mine, theirs = _leaves(reading.parsed_json(file.name, text)), _leaves(json.loads(due))
+    keys = [k for k in sorted(mine | theirs) if mine.get(k) != theirs.get(k)]
+    return f"{keys[0]}: {mine.get(keys[0])} there, {theirs.get(keys[0])} here" if keys else ""
+
+
+def _leaves(data: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(data, dict):
+        return {prefix: data}
+    return {k: v for key, value in data.items() for k, v in _leaves(value, f"{prefix}.{key}".lstrip(".")).items()}
+
+
+def erase_secrets(folder: Path) -> None:
+    """End a finished run: destroy seed, noise state and checkpoints, then remove the mark. What is left is safe to publish.
+
+    Guarantees: touches nothing in a folder without a mark, nor files that no run makes. Safe to call again.
+    """
+    if (mark := Mark.find(folder)) is not None:
+        mark.erase_secrets()
+        mark.remove()
+
+
+def complete(run: Place, *claims: Claim) -> bool:
+    """Whether `run` resumes a run of these claims that is finished; what a crash after its end has left to do is done now."""
+    path = Path(run.path)
+    if not run.resume or not ended(path) or held_claims(path) != list(claims):
+        return False
+    finish_erasure(path)
+    return True
+
+
+def held_claims(path: Path) -> Sequence[Claim]:
+    """The claims that the ledger of a run folder holds."""
+    return [Reserved.from_json(p.claim).claim for p in Ledger.read(path / LEDGER).permits() if p.claim]
+
+
+def ended(path: Path) -> bool:
+    """Whether the run in `path` ended: its card is there, or its ledger holds its end and a crash came before the card."""
+    if (path / CARD).is_file():
+        return True
+    if Mark.find(path) is None or not (path / LEDGER).is_file():
+        return False
+    try:
+        return Ledger.read(path / LEDGER).book.finish is not None
+    except Corrupt:
+        return False
+
+
+def publish(path: Path) -> None:
+    """Put the card that the ledger names into the folder of a run that ended. Safe to call again."""
+    if (path / CARD).is_file():
+        return
+    staged, due = path / HIDDEN / CARD, Ledger.read(path / LEDGER).book.finish
+    if due is None or not staged.is_file() or sha256_of(staged) != due["card"]:
+        raise Corrupt(f"{HIDDEN}/{CARD}", "is not the card with which the ledger says that the run ended: it cannot be published")
+    write_atomically(path / CARD, staged.read_bytes())
+
+
+def finish_erasure(path: Path) -> None:
+    """Bring a run that ended to its end after a crash: publish its card, and erase its secrets."""
+    if Mark.find(path) is None:
+        return
+    refuse_planted(path)
+    hidden = path / HIDDEN
+    with hold(hidden / "lock", f"run {path.name}") if hidden.is_dir() else nullcontext():
+        publish(path)
+        erase_secrets(path)
+
+
+__all__ = ["Place", "RunFolder", "Stage", "complete", "ended", "erase_secrets", "finish_erasure", "held_claims", "publish"]
