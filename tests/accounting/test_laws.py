@@ -6,99 +6,48 @@ of one step give when they are integrated directly; and no accountant is below t
 
 from __future__ import annotations
 
-import math
+import multiprocessing
+import os
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from random_settings import KINDS, mixture, one_step, setting
+import laws
+from random_settings import KINDS, setting
 
-from dpfy import accounting
-from dpfy.accounting.leaves import leaves
 from dpfy.accounting.rows import TABLE
 from dpfy.accounting.rows.row import no_pair
 from dpfy.core import events as ev
 
-CHUNK = 100
-ROUND = 1e-9
-"""What rounding may change; nothing else is forgiven."""
+
+@pytest.fixture(scope="module")
+def obeyed(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, int], Future[None]]]:
+    """The chunks that were asked for, each checked by another process, as many at a time as there are cores."""
+    mine = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    asked = [(item.callspec.params["law"], item.callspec.params["chunk"]) for item in mine]  # type: ignore[attr-defined]
+    pool = ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("forkserver"))
+    yield {one: pool.submit(laws.check_chunk, *one) for one in asked}
+    pool.shutdown(cancel_futures=True)
 
 
-def _check(seed: int) -> None:
-    s = setting(seed)
-    curve = accounting.curve(s.event(), adjacency=s.adjacency)
-    upper = curve.epsilon(s.delta)
-    assert upper >= 0, s
-    assert math.isfinite(upper) or "black box" in s.kind, s  # a box that fails with probability delta has no epsilon below it
-    event, delta = s.costlier()
-    assert accounting.epsilon(event, delta, adjacency=s.adjacency) >= upper * (1 - ROUND) - 1e-12, s
-    if seed % 4 in (1, 3):
-        lower = curve.epsilon_lower(s.delta)
-        assert lower is not None, s
-        assert 0 <= lower <= upper, s
-        if seed % 10 == 1:
-            for name in ("rdp", "zcdp", "gdp"):
-                if accounting.accountant(name).why_not(s.event(), s.adjacency) is None:
-                    other = accounting.epsilon(s.event(), s.delta, adjacency=s.adjacency, accountant=name)
-                    assert other >= lower * (1 - ROUND), (name, s)
-    elif seed % 4 == 0:
-        leaf = s.make(s.noise)
-        once = accounting.epsilon(leaf, s.delta, adjacency=s.adjacency)
-        assert once <= upper * (1 + ROUND) + 1e-12, s
-        truth = one_step(leaf, s.adjacency, once)
-        assert truth is None or math.isinf(once) or truth <= s.delta * (1 + 1e-7), s
-
-
-@pytest.mark.parametrize("chunk", range(20))
-def test_random_settings_obey_the_laws(chunk: int) -> None:
-    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
-        _check(seed)
+@pytest.mark.parametrize(
+    ("law", "chunk"), [*(("settings", chunk) for chunk in range(20)), *(("mixtures", chunk) for chunk in range(2))]
+)
+def test_random_settings_obey_the_laws(law: str, chunk: int, obeyed: dict[tuple[str, int], Future[None]]) -> None:
+    obeyed[law, chunk].result()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(20, 220))
-def test_many_random_settings_obey_the_laws(chunk: int) -> None:
-    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
-        _check(seed)
-
-
-PROFILED = 5e-5
-"""How closely a profile is read at its points: a change that costs less than this may be lost between them."""
-
-
-def _check_mixture(seed: int) -> None:
-    s = mixture(seed)
-    curve = accounting.curve(s.event(), adjacency=s.adjacency)
-    upper, lower = curve.epsilon(s.delta), curve.epsilon_lower(s.delta)
-    assert upper >= 0, s
-    assert lower is None or 0 <= lower <= upper, s
-    if s.event() != s.costlier()[0] or s.axis == "delta":
-        event, delta = s.costlier()
-        assert accounting.epsilon(event, delta, adjacency=s.adjacency) >= upper * (1 - PROFILED), s
-    for part, count in leaves(s.make(s.noise)):
-        alone = accounting.curve(ev.Repeated(part, count), adjacency=s.adjacency).epsilon_lower(s.delta)
-        assert alone is None or alone <= upper, (part, s)
-    if accounting.accountant("rdp").why_not(s.event(), s.adjacency) is None:
-        other = accounting.epsilon(s.event(), s.delta, adjacency=s.adjacency, accountant="rdp")
-        assert upper <= other * (1 + 2 * PROFILED), s
-        assert lower is None or other >= lower * (1 - ROUND), s
-    assert math.isinf(upper) or curve.delta(upper) <= s.delta * 1.01, s
-
-
-@pytest.mark.parametrize("chunk", range(2))
-def test_random_mixtures_obey_the_laws(chunk: int) -> None:
-    for seed in range(chunk * 8, (chunk + 1) * 8):
-        _check_mixture(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(2, 42))
-def test_many_random_mixtures_obey_the_laws(chunk: int) -> None:
-    for seed in range(chunk * 8, (chunk + 1) * 8):
-        _check_mixture(seed)
+@pytest.mark.parametrize(
+    ("law", "chunk"), [*(("settings", chunk) for chunk in range(20, 220)), *(("mixtures", chunk) for chunk in range(2, 42))]
+)
+def test_many_random_settings_obey_the_laws(law: str, chunk: int, obeyed: dict[tuple[str, int], Future[None]]) -> None:
+    obeyed[law, chunk].result()
 
 
 def test_every_event_with_a_pair_is_drawn() -> None:

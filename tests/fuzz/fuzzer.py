@@ -23,7 +23,7 @@ KINDS = {"commands": commands.cases, "files": files.cases}
 
 def fuzz(kind: str, seed: int, start: int, count: int, home: Path, *, show: bool = False) -> Findings:
     """Run `count` cases of a seed from number `start` on, in a sandbox below `home`."""
-    pristine, place = home / "pristine", home / "box"
+    pristine, place = home / "pristine", home / f"box of {kind}"
     if not pristine.exists():
         sandbox.build(pristine)
     place.mkdir(exist_ok=True)

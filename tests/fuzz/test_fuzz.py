@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -32,10 +33,20 @@ def report(found) -> str:
     return "\n".join([f"{found.cases} cases, {len(found.wrong)} wrong", *found.wrong[:20]])
 
 
-@pytest.mark.parametrize(("kind", "count"), [("commands", 250), ("files", 120)])
-def test_a_few_hundred(home, kind, count):
-    found = fuzzer.fuzz(kind, 0, 0, count, home)
-    assert found.cases == count
+FEW = {"commands": 250, "files": 120}
+
+
+@pytest.fixture(scope="module")
+def few(home):
+    """Both kinds, each with its own worker and sandbox, at the same time."""
+    with ThreadPoolExecutor(len(FEW)) as pool:
+        yield {kind: pool.submit(fuzzer.fuzz, kind, 0, 0, count, home) for kind, count in FEW.items()}
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_a_few_hundred(few, kind):
+    found = few[kind].result()
+    assert found.cases == FEW[kind]
     assert not found.wrong, report(found)
 
 
