@@ -208,7 +208,7 @@ def upper_bound(draws: Array, most: float, variance: float, failure: float) -> f
     high = mean + 2 * math.sqrt(2 * log_odds * variance / count) + 2 * log_odds * most / count
     while high < most and not certified(high):
         low, high = high, mean + 2 * (high - mean)
-    while high - low > 1e-3 * (high - mean):
+    while high - low > 1e-6 * (high - mean):  # cards of earlier versions state it to six digits
         middle = (low + high) / 2
         low, high = (low, middle) if certified(middle) else (middle, high)
     return min(high, most)

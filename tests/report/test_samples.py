@@ -20,10 +20,23 @@ STUDY_CELLS = ROOT.parent / "docs" / "studies"
 UNFINISHED = "interrupted"
 RUNS = sorted(p.name for p in V1.iterdir() if p.is_dir() and p.name not in (UNFINISHED, "__pycache__"))
 BARE = ("card.json", "ledger.jsonl", "people.jsonl")
+TEXT = ".txt"
+"""Pages are stored under another name, as data and not as source."""
 FREE = ("ledger.jsonl.head",)
 """Says only where the ledger ended when it was last written to: a crash may leave it behind, and what is in it is never believed."""
-KINDS = {file.name: file.relative_to(V1) for name in ("plain", "signed", "audited") for file in sorted((V1 / name).iterdir())}
-KINDS = {name: file for name, file in KINDS.items() if name not in FREE}
+KINDS = {
+    file.name.removesuffix(TEXT): name for name in ("plain", "signed", "audited") for file in sorted((V1 / name).iterdir())
+    if file.name not in FREE
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The samples with their files under their own names."""
+    place = shutil.copytree(V1, tmp_path_factory.mktemp("samples") / "v1")
+    for page in place.glob(f"*/*{TEXT}"):
+        page.rename(page.with_suffix(""))
+    return place
 
 
 def broken(run: Path, **options: object) -> list[str]:
@@ -38,8 +51,8 @@ def flip(file: Path, share: float) -> None:
 
 
 @pytest.mark.parametrize("name", [*RUNS, *BARE])
-def test_verifies(name: str) -> None:
-    assert broken(V1 / name) == []
+def test_verifies(name: str, v1: Path) -> None:
+    assert broken(v1 / name) == []
 
 
 def test_all_kinds_are_there() -> None:
@@ -51,47 +64,47 @@ def test_all_kinds_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["budget", "budget-second"])
-def test_is_billed_in_the_ledger_of_its_people(name: str) -> None:
-    assert broken(V1 / name, ledger=V1 / "people.jsonl") == []
+def test_is_billed_in_the_ledger_of_its_people(name: str, v1: Path) -> None:
+    assert broken(v1 / name, ledger=v1 / "people.jsonl") == []
 
 
-def test_signatures_hold() -> None:
-    assert broken(V1 / "signed", keys=[V1 / "signed.pub"]) == []
-    assert broken(V1 / "people.jsonl", keys=[V1 / "signed.pub"], head=str(V1 / "people.head")) == []
-    assert broken(V1 / "plain", keys=[V1 / "signed.pub"]) != []
+def test_signatures_hold(v1: Path) -> None:
+    assert broken(v1 / "signed", keys=[v1 / "signed.pub"]) == []
+    assert broken(v1 / "people.jsonl", keys=[v1 / "signed.pub"], head=str(v1 / "people.head")) == []
+    assert broken(v1 / "plain", keys=[v1 / "signed.pub"]) != []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.37, 0.8, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_flipped_byte_is_found(kind: str, share: float, tmp_path: Path) -> None:
-    run = shutil.copytree(V1 / KINDS[kind].parent, tmp_path / "run")
+def test_one_flipped_byte_is_found(kind: str, share: float, v1: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(v1 / KINDS[kind], tmp_path / "run")
     flip(run / kind, share)
     assert any(kind in line or kind == "signature.json" for line in broken(run)), kind
 
 
 @pytest.mark.parametrize("name", BARE)
-def test_one_flipped_byte_is_found_in_a_file_by_itself(name: str, tmp_path: Path) -> None:
+def test_one_flipped_byte_is_found_in_a_file_by_itself(name: str, v1: Path, tmp_path: Path) -> None:
     for share in (0.1, 0.5, 0.9):
-        flip(Path(shutil.copy(V1 / name, tmp_path)), share)
+        flip(Path(shutil.copy(v1 / name, tmp_path)), share)
         assert broken(tmp_path / name) != [], share
 
 
-def test_an_unfinished_run_is_told_from_a_finished_one() -> None:
-    (only,) = broken(V1 / UNFINISHED)
+def test_an_unfinished_run_is_told_from_a_finished_one(v1: Path) -> None:
+    (only,) = broken(v1 / UNFINISHED)
     assert "unfinished" in only
-    assert broken(V1 / UNFINISHED / "ledger.jsonl") == []
+    assert broken(v1 / UNFINISHED / "ledger.jsonl") == []
 
 
-def test_a_run_that_an_earlier_version_began_is_finished_by_this_one(tmp_path: Path) -> None:
+def test_a_run_that_an_earlier_version_began_is_finished_by_this_one(v1: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    run = shutil.copytree(V1 / UNFINISHED, tmp_path / "run")
+    run = shutil.copytree(v1 / UNFINISHED, tmp_path / "run")
     for secret in (run / "checkpoint", *(run / "checkpoint").iterdir()):
         secret.chmod(0o700 if secret.is_dir() else 0o600)
     with pytest.raises(SystemExit) as ended:
         app.main(["train", "--resume", "--out", str(run), "--json", "--set", "runtime.checkpoint_every=30"])
     assert ended.value.code in (0, None)
     assert broken(run) == []
-    due, found = load_file(V1 / f"{UNFINISHED}.model.safetensors"), load_file(run / "model.safetensors")
+    due, found = load_file(v1 / f"{UNFINISHED}.model.safetensors"), load_file(run / "model.safetensors")
     assert due.keys() == found.keys()
     for name, value in due.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)

@@ -145,6 +145,8 @@ def main(out: Path) -> None:
     for page in Path().glob("*/report.*"):
         if page.parent.name not in PAGES:
             page.unlink()
+        elif page.suffix == ".html":
+            page.rename(f"{page}.txt")
 
 
 if __name__ == "__main__":
