@@ -8,15 +8,14 @@ from torch import Tensor, nn
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import Engine, Grads, added, checked, clipped_sum, trainable, zeros
-from dpfy.gradients.loop import alone_where_needed, attached, dense, forget
-from dpfy.gradients.replay import Replay
+from dpfy.gradients.engine import Grads, added, checked, clipped_sum, zeros
+from dpfy.gradients.loop import Watching, alone_where_needed, attached, dense, forget
 
 CHUNK_ELEMENTS = 2**26
 """How many per-example gradient elements may exist at once."""
 
 
-class BatchedEngine(Engine):
+class BatchedEngine(Watching):
     """Per-example gradients from one batched vector-Jacobian product a chunk of examples, then clipped and summed.
 
     Memory is bounded: at most `chunk_elements` gradient elements (but always one example) exist at a time.
@@ -25,8 +24,7 @@ class BatchedEngine(Engine):
     name = "batched"
 
     def __init__(self, chunk_elements: int = CHUNK_ELEMENTS) -> None:
-        self._params: dict[str, nn.Parameter] | None = None
-        self._replay: Replay | None = None
+        super().__init__()
         self._chunk_elements = chunk_elements
 
     def attach(self, model: nn.Module) -> None:
@@ -35,13 +33,7 @@ class BatchedEngine(Engine):
         for name, module in model.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
                 raise Unsupported(f"{name or type(module).__name__}: sparse=True in the batched engine", "set sparse=False")
-        self._params, self._replay = trainable(model), Replay(model)
-
-    def detach(self) -> None:
-        """Remove the hooks and forget the model."""
-        if self._replay is not None:
-            self._replay.close()
-        self._params = self._replay = None
+        super().attach(model)
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """See :class:`dpfy.gradients.engine.Engine`."""

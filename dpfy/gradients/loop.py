@@ -13,10 +13,8 @@ from dpfy.gradients.replay import Replay
 from dpfy.gradients.rounding import as_rows
 
 
-class LoopEngine(Engine):
-    """One ``autograd.grad`` for each example, clipped and added. Works for any differentiable model."""
-
-    name = "loop"
+class Watching(Engine):
+    """An engine that needs nothing of a model but its parameters, and its calls to run an example again by itself."""
 
     def __init__(self) -> None:
         self._params: dict[str, nn.Parameter] | None = None
@@ -32,6 +30,12 @@ class LoopEngine(Engine):
         if self._replay is not None:
             self._replay.close()
         self._params = self._replay = None
+
+
+class LoopEngine(Watching):
+    """One ``autograd.grad`` for each example, clipped and added. Works for any differentiable model."""
+
+    name = "loop"
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """See :class:`dpfy.gradients.engine.Engine`."""
