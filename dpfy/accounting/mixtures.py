@@ -35,7 +35,7 @@ from dpfy.core.unit import Adjacency
 PAIR, LOOSE, SAMPLED, RENYI, PROFILE = "pair", "loose pair", "sampled Rényi curve", "Rényi curve", "profile"
 """The languages: an exact pair; a pair that is exact for one release only; divergences on a Poisson sample; divergences; a profile."""
 WIDE = 1.0
-"""Choices of a larger range may cost less by their divergences than by their pairs: both are tried."""
+"""Choices of a larger range may cost less by their divergences than by their pairs, also where all else has a pair: both are tried."""
 CLOSED = (ev.Zcdp, ev.RenyiCurve)
 """Events whose divergences cost nothing to compute: where there are no others, many more orders are tried."""
 MANY = tuple(1 + 10 ** (x / 60) for x in range(-180, 361))
@@ -56,6 +56,11 @@ class Part:
     def adjacency(self) -> Adjacency:
         """The change of the data."""
         return self.piece.adjacency
+
+    @property
+    def wide(self) -> bool:
+        """Whether this is a choice of a wide range."""
+        return isinstance(self.leaf, ev.BoundedRange) and self.leaf.epsilon > WIDE
 
     def turned(self, release: Release) -> Release:
         """`release` as it is met here."""
@@ -104,7 +109,7 @@ class MixtureCurve:
         if spoken == {PROFILE} and len(self._parts) == 1 and self._parts[0].count == 1:
             return [_profile(self._parts[0]).alone()]
         found = [self._route((PAIR, LOOSE), (RENYI,))]
-        if sum(part.count for part in self._of(LOOSE)) > 1:
+        if LOOSE in spoken:
             found.append(self._route((PAIR,), (RENYI, LOOSE)))
         if PROFILE in spoken:  # where delta is about as small as the chance that draws mislead, what is certain is better
             found.append(self._route((PAIR, LOOSE), (RENYI,), certain=True))
@@ -132,7 +137,8 @@ def curve(world: World) -> Curve:
     that takes long is computed.
     """
     parts = sorted_out(world)
-    return curve_of(together(world)) if all(part.language == PAIR for part in parts) else MixtureCurve(parts)
+    exact = all(part.language == PAIR or (part.language == LOOSE and not part.wide) for part in parts)
+    return curve_of(together(world)) if exact else MixtureCurve(parts)
 
 
 def sorted_out(world: World) -> tuple[Part, ...]:
@@ -157,7 +163,7 @@ def language(leaf: Event, adjacency: Adjacency) -> str:
         except Unsupported:
             raise no_pair from None
         return RENYI
-    return LOOSE if isinstance(leaf, ev.BoundedRange) and leaf.epsilon > WIDE else PAIR
+    return LOOSE if isinstance(leaf, ev.BoundedRange) else PAIR
 
 
 def _composed(parts: Iterable[Part]) -> Composition:
