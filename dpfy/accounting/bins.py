@@ -35,6 +35,8 @@ PILOT = 8
 """The tilt is chosen with draws of their own, in all about one for this many."""
 GRID, SPACING = 32, 0.003
 """How many epsilons around the guess are tried, and how far apart they are."""
+LOUD = 300.0
+"""Beyond this epsilon likelihood ratios overflow, and bins, worth at most the log of their number, hardly help: the Gaussian counts."""
 WIDE = 0.08
 """More draws are made where confidence would cost more than this part of delta."""
 
@@ -86,6 +88,8 @@ class BinsCurve:
     def delta(self, epsilon: float) -> float:
         """An upper bound on delta at `epsilon`."""
         pair = Pair.of(self.event)
+        if epsilon > LOUD:
+            return min(1.0, pair.gaussian_delta(epsilon) * (1 + 1e-9) + 1e-15)
         if pair.diagonal:
             return _orthogonal(pair).delta(epsilon)
         return min(1.0, max(e.bound for e in self.estimates(epsilon, seed=1, failure=FAILURE).values()) + FAILURE)
@@ -98,6 +102,8 @@ class BinsCurve:
         """As `epsilon`, computed now."""
         pair = Pair.of(self.event)
         most = _root(lambda e: pair.gaussian_delta(e) - delta, None)
+        if most > LOUD:
+            return most
         if pair.diagonal:
             orthogonal = _orthogonal(pair)
             return _root(lambda e: orthogonal.delta(e) - delta, most)

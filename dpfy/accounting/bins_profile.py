@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpfy.accounting import gaussian, profiles
-from dpfy.accounting.bins import FAILURE, Pilots, _cost, _orthogonal, _root, upper_bound
+from dpfy.accounting.bins import FAILURE, LOUD, Pilots, _cost, _orthogonal, _root, upper_bound
 from dpfy.accounting.bins_tilted import POWERS, Adding, Array, Drawn, Pair, Removing, adding, removing
 from dpfy.accounting.profiles import Points, Sides
 from dpfy.core.events import BallsInBins
@@ -61,9 +61,11 @@ def profile(event: BallsInBins) -> Sides:
     """The profile of removing and of adding the unit, in that order. Remembered.
 
     Guarantees: with probability at least 1 - FAILURE over the draws every point is an upper bound, and FAILURE is already added to each.
-    Where no two bins overlap there are no draws and the points are certain.
+    Where no two bins overlap, or noise is so low that bins hardly help, there are no draws and the points are certain.
     """
     pair = Pair.of(event)
+    if _root(lambda e: pair.gaussian_delta(e) - END, None) > LOUD:
+        return certain(event)
     if pair.diagonal:
         return _exact(pair)
     return _drawn(pair, "remove"), _drawn(pair, "add")

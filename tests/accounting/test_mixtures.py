@@ -270,6 +270,17 @@ def test_balls_in_bins_keep_their_worse_direction_in_a_mixture(few_draws) -> Non
     assert curve["add"].bound < 0.5 * curve["remove"].mean
 
 
+@pytest.mark.parametrize("overlap", [0.0, 0.3])
+def test_balls_in_bins_with_hardly_any_noise_are_billed_by_the_longest_response(overlap: float, recwarn) -> None:
+    """Likelihood ratios beyond the range of numbers: bins are worth at most the log of their number."""
+    loud = ev.BallsInBins(0.02, ((1.0, overlap), (overlap, 1.0)))
+    whole = gaussian.epsilon(50.0, 1e-5)
+    for event in (loud, ev.Composed((loud, ev.Gaussian(1e4)))):
+        assert whole - 1 < accounting.epsilon(event, 1e-5) < whole * 1.001
+    assert accounting.curve(loud).delta(whole) <= 1.01e-5
+    assert not recwarn.list
+
+
 def test_why_not_answers_before_anything_is_released() -> None:
     assert accounting.why_not(ev.Composed((SGD, ev.Zcdp(0.1))), 1e-6) is None
     assert "replace-one" in str(accounting.why_not(BANDED, 1e-6, adjacency=REPLACE))
