@@ -23,7 +23,7 @@ from dpfy.accounting.other_losses import subsample_atoms
 from dpfy.accounting.pairs import Composition, Release, composition, together
 from dpfy.accounting.parallel import Piece, World
 from dpfy.accounting.profiles import Points, Profile
-from dpfy.accounting.rows import row_of
+from dpfy.accounting.rows import drawable, row_of
 from dpfy.accounting.tight import curve_of
 from dpfy.accounting.tuning import selected
 from dpfy.core import events as ev
@@ -157,7 +157,7 @@ def language(leaf: Event, adjacency: Adjacency) -> str:
     except Unsupported as no_pair:
         try:
             if isinstance(leaf, ev.PoissonSampled) and adjacency is not Adjacency.REPLACE_ONE:
-                rdp.approximate(leaf.event, adjacency, (2.0,))
+                rdp.approximate(drawable(leaf.event), adjacency, (2.0,))
                 return SAMPLED
             rdp.approximate(leaf, adjacency, (2.0,))
         except Unsupported:

@@ -247,6 +247,18 @@ def test_without_replacement_pure_releases_and_black_boxes_are_amplified() -> No
         accounting.epsilon(sample, 0.0, accountant="basic")
 
 
+def test_a_sample_that_shows_who_was_left_out_does_not_amplify() -> None:
+    """An answer that is not given is seen: at rate 0.1 the epsilon of randomized response stays, with a chance of 0.1. So it is refused."""
+    shown = ev.PoissonSampled(0.1, ev.RandomizedResponse(0.5))
+    fixed = ev.PoissonSampled(
+        0.1, ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0)
+    )  # its number of units is not that of the sample
+    for event in (shown, fixed, ev.PoissonSampled(0.1, ev.Composed((ev.Gaussian(2.0), ev.RandomizedResponse(0.5))))):
+        for name in accounting.TABLE:
+            for adjacency in Adjacency:
+                assert accounting.accountant(name).why_not(event, adjacency) is not None, (event, name, adjacency)
+
+
 # Rényi curves.
 
 

@@ -278,6 +278,7 @@ ROWS = (
             lambda e, again: ev.RandomizedResponse(e.noise_parameter, e.num_buckets),
         ),
         stated=True,
+        drawable=False,
     ),
     Row(
         ev.GaussianMixture,

@@ -11,7 +11,7 @@ from dpfy.accounting.moments import Array
 from dpfy.accounting.profiles import Profile
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
-from dpfy.core.events import CODEC, Event
+from dpfy.core.events import CODEC, Event, inside
 from dpfy.core.unit import Adjacency
 
 
@@ -107,6 +107,7 @@ class Row:
     - `unsampled`: what it is to an attacker who knows who took part; `halved`: with half the noise
     - `within`: refuses numbers that cannot be computed with
     - `peer`: the same event in dp-accounting
+    - `drawable`: False where a unit that a sample leaves out is not the same as an absent one: the release shows it, or counts units
     - `stated`: what is known under replace-one says nothing of adding or removing a unit
     """
 
@@ -128,6 +129,7 @@ class Row:
     within: Callable[[Any], None] = lambda event: None
     peer: Peer | None = None
     stated: bool = False
+    drawable: bool = True
 
 
 TABLE: dict[type, Row] = {}
@@ -183,6 +185,15 @@ def halved_inside(event: Any) -> Event:
 def moves(adjacency: Adjacency) -> int:
     """How many contribution bounds a change of one unit can move a sum by."""
     return 2 if adjacency is Adjacency.REPLACE_ONE else 1
+
+
+def drawable(event: Event) -> Event:
+    """`event`, if what is known of removing a unit is enough to know what Poisson sampling does; else `Unsupported`."""
+    if not row_of(event).drawable:
+        raise Unsupported(f"Poisson sampling of {type(event).__name__}", "sample a release in which a unit can be absent")
+    for part in inside(event):
+        drawable(part)
+    return event
 
 
 def refuse_replaced(event: Event) -> None:

@@ -55,8 +55,8 @@ def _poisson_plain(event: ev.PoissonSampled) -> Event:
 
 def _poisson_pure(event: ev.PoissonSampled, adjacency: Adjacency) -> float:
     """Balle, Barthe & Gaboardi 2018, Theorem 8: log(1 + q (e^epsilon - 1))."""
-    row_of(event.event).poisson(event.event, event.rate, adjacency)  # refuses what has no proof
     whole = row_of(event.event).pure(event.event, adjacency)
+    row_of(event.event).poisson(event.event, event.rate, adjacency)  # refuses what has no proof
     return amplified_pure(whole, event.rate)
 
 
@@ -289,6 +289,7 @@ ROWS = (
         within=_fixed_within,
         peer=_fixed_peer(ev.SampledWithoutReplacement),
         stated=True,
+        drawable=False,
     ),
     Row(
         ev.SampledWithReplacement,
@@ -300,6 +301,7 @@ ROWS = (
         within=_fixed_within,
         peer=_fixed_peer(ev.SampledWithReplacement),
         stated=True,
+        drawable=False,
     ),
     Row(
         ev.TruncatedPoissonGaussian,
@@ -311,6 +313,7 @@ ROWS = (
         plain=lambda e: e if e.rate else ev.Nothing(),
         unsampled=lambda e, most: ev.Gaussian(e.noise_multiplier),
         within=_truncated_within,
+        drawable=False,
         peer=Peer(
             "TruncatedSubsampledGaussianDpEvent",
             lambda e, again: (e.source_size, e.rate, e.most, e.noise_multiplier),
