@@ -61,7 +61,7 @@ def check_mixture(seed: int) -> None:
         assert alone is None or alone <= upper, (part, s)
     if accounting.accountant("rdp").why_not(s.event(), s.adjacency) is None:
         other = accounting.epsilon(s.event(), s.delta, adjacency=s.adjacency, accountant="rdp")
-        assert upper <= other * (1 + 2 * PROFILED), s
+        assert upper <= other * (1 + 4 * PROFILED), s
         assert lower is None or other >= lower * (1 - ROUND), s
     assert math.isinf(upper) or curve.delta(upper) <= s.delta * 1.01, s
 
