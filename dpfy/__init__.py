@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpfy.report.verify import verify
     from dpfy.training.fit import Result, fit
     from dpfy.training.loop import PrivateTraining
-    from dpfy.training.run import Run
+    from dpfy.training.run import Run, RunFolder
     from dpfy.training.runtime import Runtime
     from dpfy.training.update import Update
 
@@ -57,6 +57,7 @@ _HOME = {
     "fit": "dpfy.training.fit",
     "PrivateTraining": "dpfy.training.loop",
     "Run": "dpfy.training.run",
+    "RunFolder": "dpfy.training.run",
     "Runtime": "dpfy.training.runtime",
     "Update": "dpfy.training.update",
 }
@@ -75,6 +76,7 @@ __all__ = [
     "Recipe",
     "Result",
     "Run",
+    "RunFolder",
     "Runtime",
     "Unit",
     "Unsupported",

@@ -18,6 +18,7 @@ from dpfy.cli import (
     compare,
     compare_mechanisms,
     compare_runs,
+    derive,
     explore,
     inspect,
     ledger,
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command("train", cls=train.Command)(train.train)
 app.command("verify")(verify.verify)
 app.command("sign")(sign.sign)
+app.command("derive")(derive.derive)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.command("inspect")(inspect.inspect)

@@ -141,7 +141,7 @@ class Claim(Protocol):
         """The claim that `to_json` wrote, equal to it."""
 
 
-HOMES = {"training": "dpfy.plan.claim", "evaluation": "dpfy.plan.claim"}
+HOMES = {"training": "dpfy.plan.claim", "evaluation": "dpfy.plan.claim", "moments": "dpfy.models.moments"}
 """Where the kinds that come with dpfy are defined."""
 
 _KINDS: dict[str, type[Any]] = {}

@@ -117,13 +117,19 @@ class RunFolder:
     def begun(self) -> bool:
         """Whether releases may have been made. Without its secrets such a run must neither start again (its noise would meet other
         values) nor give its reservations back."""
+        return self.has_begun() or self.has_begun(*self.stages)
+
+    def has_begun(self, *names: str) -> bool:
+        """Whether releases under any of these claims may have been made; without names, under any reservation of the folder."""
         if not (self.path / LEDGER).is_file():
             return False
         try:
-            own = bool(Ledger.read(self.path / LEDGER).book.begun)
+            book = Ledger.read(self.path / LEDGER).book
         except Corrupt:
             return True  # what cannot be read may have begun
-        return own or any(s.shared is not None and s.shared[1].entry in s.shared[0].book.begun for s in self.stages.values())
+        stages = [self.stages[name] for name in names]
+        entries = {stage.permit.entry for stage in stages} if names else book.begun
+        return bool(entries & book.begun) or any(s.shared is not None and s.shared[1].entry in s.shared[0].book.begun for s in stages)
 
     def begin(self, name: str) -> Permit:
         """Write down, in every ledger and before the first release, that releases will be made: from now on they are billed for good.

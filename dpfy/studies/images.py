@@ -17,17 +17,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import dpfy
-from dpfy import accounting
 from dpfy.accounting.gaussian import sigma_analytic
-from dpfy.core import events
-from dpfy.core.random import Randomness
+from dpfy.core.errors import Internal
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.config import DataConfig
 from dpfy.data.source import load
 from dpfy.models import whitening
+from dpfy.models.moments import Moments
 from dpfy.models.scattering import scattering
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
+from dpfy.report import card as cards
+from dpfy.report import verify
 from dpfy.studies.images_page import page
 from dpfy.studies.study import Cell, Options, Study
 from dpfy.studies.sweep import LENGTH, MOMENTUM, Setting, rows, sweep
@@ -126,42 +127,53 @@ def noise_of(recipe: Recipe, epsilon: float) -> tuple[float, float]:
 
 
 def run_one(data: str, epsilon: float, seed: int, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """A private run: both releases are reserved in one ledger before a record is read; the guarantee is that ledger's."""
+    """A private run: moments and training are reserved in one folder before a record is read; the figures are those of its card."""
+    with tempfile.TemporaryDirectory() as place:
+        start = time.monotonic()
+        folder = train(Path(place) / "run", data, epsilon, seed, recipe, options)
+        seconds, wrong = time.monotonic() - start, [f for f in dpfy.verify(folder) if not f.holds]
+        if wrong:
+            raise Internal(f"the run of {data} verifies", f"{wrong[0].what}: {wrong[0].detail}")
+        card = verify.load_card(folder / "privacy.json")
+    stated, training = card["guarantee"], cards.section(card, "training")
+    return {
+        "test_accuracy": training["utility"]["test_accuracy"],
+        "epsilon": stated["epsilon"],
+        "noise_multipliers": list(noise_of(recipe, epsilon)),
+        "accountant": stated["accountant"],
+        "adjacency": stated["adjacency"],
+        "unit": stated["unit"],
+        "training_seconds": seconds,
+    }
+
+
+def train(path: Path, data: str, epsilon: float, seed: int, recipe: Recipe, options: Options) -> Path:
+    """The recipe through the public interface: one folder with two claims, and one card for both."""
     moments_noise, step_noise = noise_of(recipe, epsilon)
     plan = dpfy.dpsgd(RECORDS, RECORDS, steps=recipe.head.steps, clip_norm=recipe.head.clip_norm).with_noise(
         step_noise, delta=DELTA
     )
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = dpfy.Ledger.open(Path(folder) / "ledger.jsonl")
-        permit = ledger.reserve("moments of the features", events.Gaussian(moments_noise))
+    moments = Moments(moments_noise, delta=DELTA, records=RECORDS)
+    with dpfy.RunFolder(dpfy.Run(path, seed=seed, beside=(moments,)), plan) as folder:
         images, labels, test_images, test_labels = extracted(data, options)
-        stream = NoiseStream(Identity(), moments_noise, Randomness.for_tests(seed), "moments")
-        released, _ = stream.release(Bounded(whitening.sums(images), Bound(whitening.BOUND)), 0, {}, permit)
-        train, test = (mapped(recipe, released.value, moments_noise, RECORDS, part) * LENGTH for part in (images, test_images))
-        head = nn.Linear(train.shape[1], 10, device=train.device)
+        total = Bounded(whitening.sums(images), Bound(whitening.BOUND))
+        folder.bind("moments", b"".join(t.cpu().numpy().tobytes() for t in total.value.values()))
+        stream = NoiseStream(Identity(), moments_noise, folder.randomness, "moments")
+        released, _ = stream.release(total, 0, {}, folder.begin("moments"))
+        rows, test = (mapped(recipe, released.value, moments_noise, RECORDS, part) * LENGTH for part in (images, test_images))
+        head = nn.Linear(rows.shape[1], 10, device=rows.device)
         for p in head.parameters():
             nn.init.zeros_(p)
-        start = time.monotonic()
         optimizer = torch.optim.SGD(head.parameters(), lr=recipe.head.learning_rate, momentum=MOMENTUM)
-        run = dpfy.Run(Path(folder) / "run", ledger=ledger.path, seed=seed)
         update = dpfy.Update(recipe.head.average, recipe.head.schedule)
         runtime = dpfy.Runtime(max_physical_batch=RECORDS, device=options.device)
-        with dpfy.PrivateTraining(head, optimizer, (train, labels), plan, run, runtime=runtime, update=update) as training:
+        with dpfy.PrivateTraining(head, optimizer, (rows, labels), plan, folder, runtime=runtime, update=update) as training:
             for x, y in training.batches():
                 training.step(functional.cross_entropy(head(x), y, reduction="none"))
             with training.averaged(), torch.no_grad():
                 accuracy = float((head(test).argmax(1) == test_labels).double().mean())
-        ledger.refresh()
-        guarantee = ledger.guarantee(accounting.accountant("tight"))
-    return {
-        "test_accuracy": accuracy,
-        "epsilon": guarantee.epsilon(DELTA),
-        "noise_multipliers": [moments_noise, step_noise],
-        "accountant": "tight",
-        "adjacency": guarantee.adjacency.value,
-        "unit": guarantee.unit.name,
-        "training_seconds": time.monotonic() - start,
-    }
+            training.finish({"test_accuracy": accuracy}, test="public")
+    return path
 
 
 @functools.lru_cache(maxsize=1)

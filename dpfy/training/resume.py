@@ -14,6 +14,7 @@ from dpfy.noise import chacha
 from dpfy.training import checkpoint, computation, guard, metrics
 from dpfy.training.admission import check_optimizer
 from dpfy.training.checkpoint import Snapshot
+from dpfy.training.run import TRAINING
 from dpfy.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def found(folder: RunFolder) -> Snapshot | None:
     """The checkpoint of an opened run; None if it has none and made no step."""
     if folder.state.is_file():
         return checkpoint.read(folder.state, folder.randomness)
-    if folder.begun:
+    if folder.has_begun(TRAINING):
         raise Corrupt("checkpoint/state.safetensors", "is missing though steps were made: start a new run")
     return None
 
