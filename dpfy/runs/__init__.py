@@ -1,0 +1,1 @@
+"""The run folder of any release: claims reserved in order, secrets, artefacts, resume, card at the end."""
