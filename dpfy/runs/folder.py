@@ -3,8 +3,9 @@
     runs/x/  ledger.jsonl  config.toml  privacy.json  report.html  report.md  and what its claims name: plan.json, model.safetensors ...
              .dpfy-NAME  checkpoint/  lock  secret.json (0600)  bound.json (0600) ...             gone when the run ends
 
-The order is the safety: the figures of the card, then mark, configuration and what the claims write down, secret, reservations, data. Claims
-that cannot be billed leave nothing; a crash between any two leaves a folder that can be resumed; a folder without the mark is not touched.
+The order is the safety: the figures of the card, then mark, configuration and what the claims write down, secret, reservations, data.
+Claims that cannot be billed leave nothing; a crash between any two leaves a folder that can be resumed; a folder without the mark is
+not touched.
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ class RunFolder:
             return True  # what cannot be read may have begun
         stages = [self.stages[name] for name in names]
         entries = {stage.permit.entry for stage in stages} if names else book.begun
-        return bool(entries & book.begun) or any(s.shared is not None and s.shared[1].entry in s.shared[0].book.begun for s in stages)
+        return bool(entries & book.begun) or any(
+            s.shared is not None and s.shared[1].entry in s.shared[0].book.begun for s in stages
+        )
 
     def begin(self, name: str) -> Permit:
         """Write down, in every ledger and before the first release, that releases will be made: from now on they are billed for good.

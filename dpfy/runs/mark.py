@@ -24,7 +24,8 @@ HIDDEN = "checkpoint"
 CANARIES = "canaries.npz"
 UPDATES = "updates.f64"
 SECRETS = (
-    "state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", "bound.json", UPDATES, "privacy.json", "config.toml", "lock",
+    "state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", "bound.json", UPDATES, "privacy.json",
+    "config.toml", "lock",
 )  # fmt: skip
 """What a run keeps in checkpoint/, in the order in which it is destroyed. A new file there must be named here."""
 BEFORE_STEPS = ("ledger.jsonl", "ledger.jsonl.head", CANARIES, "config.toml")
