@@ -130,7 +130,8 @@ def main(given: list[str] | None = None) -> None:
     print(data.description)
 
     # how long the text is, hence the number of records, is taken to be public
-    recipe = dpfy.dpsgd(records=len(data.train), batch_size=options.batch_size, epochs=options.epochs)
+    unit = dpfy.Unit(tokens=options.length + 1)  # bytes, which are the tokens of these models
+    recipe = dpfy.dpsgd(records=len(data.train), batch_size=options.batch_size, epochs=options.epochs, unit=unit)
     plan = recipe.calibrate(epsilon=options.epsilon, delta=options.delta)
 
     model = build(options.length).to(options.device)

@@ -81,6 +81,7 @@ class Recipe:
         """
         check.epsilon("epsilon", epsilon)
         self.check_delta(delta, allow_large_delta)
+        self._check_unit()
 
         def whole(noise: float) -> events.Event:
             both = self.event(noise) if isinstance(beside, events.Nothing) else events.Composed((self.event(noise), beside))
@@ -100,7 +101,15 @@ class Recipe:
         """The plan with this noise multiplier. Noise 0 trains without privacy and says so. Default delta: see `default_delta`."""
         chosen = default_delta(self.records) if delta is None else delta
         self.check_delta(chosen, allow_large_delta)
+        self._check_unit()
         return Plan(self, check.noise_multiplier("noise_multiplier", noise_multiplier), chosen, accountant)
+
+    def _check_unit(self) -> None:
+        """Clipping bounds all that a unit adds to a gradient: such a plan protects records, and must not be called anything else."""
+        if not self.unit.whole or self.unit.name in ("label", "prediction"):
+            said = self.unit.name if self.unit.whole else self.unit.protects
+            way_out = "call the unit an example: its label is protected with it, at the same price"
+            raise Unsupported(f"a plan of noisy gradients that protects a {said} alone", way_out)
 
     def check_delta(self, delta: float, allow_large: bool = False) -> None:
         """delta must lie in (0, 1) and below 1/records, unless the caller takes the responsibility."""

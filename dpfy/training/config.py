@@ -244,6 +244,30 @@ class LedgerConfig:
 
 
 @dataclass(frozen=True)
+class PublicConfig:
+    """[public]: public data that shaped the run, for its card: what it is, for what it was used, and where it is from."""
+
+    data: str | None = setting(None, "Public data that was used beside the private data, in words.")
+    used_for: str | None = setting(None, "For what: pretraining, tuning, features.")
+    provenance: str | None = setting(None, "Where it is from, and why it is public.")
+
+    def __post_init__(self) -> None:
+        given = {key: getattr(self, key) for key in ("data", "used_for", "provenance")}
+        for key, value in given.items():
+            if value is not None:
+                check.one_line(f"public.{key}", value)
+        if any(given.values()) and not all(given.values()):
+            missing = next(key for key, value in given.items() if value is None)
+            raise InvalidInput(f"public.{missing}", None, "must be given with the other fields of [public]")
+
+    def rows(self) -> tuple[dict[str, str], ...]:
+        """As a run takes it."""
+        if self.data is None or self.used_for is None or self.provenance is None:
+            return ()
+        return ({"data": self.data, "used_for": self.used_for, "provenance": self.provenance},)
+
+
+@dataclass(frozen=True)
 class JobConfig:
     """Everything `dpfy train` does, as data."""
 
@@ -253,6 +277,7 @@ class JobConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    public: PublicConfig = field(default_factory=PublicConfig)
 
     def __post_init__(self) -> None:
         if self.privacy.test_noise is not None and self.data.test_use != "billed":
@@ -281,6 +306,7 @@ SECTIONS: dict[str, type] = {
     "training": TrainingConfig,
     "runtime": RuntimeConfig,
     "ledger": LedgerConfig,
+    "public": PublicConfig,
 }
 
 

@@ -259,6 +259,7 @@ def _run(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | Non
         checkpoint_every=config.runtime.checkpoint_every,
         config=texts,
         evaluation=evaluation_noise(config, plan),
+        public_data=config.public.rows(),
     )
 
 

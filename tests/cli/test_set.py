@@ -26,6 +26,7 @@ NPZ = ["data.kind=npz", "data.path=x.npz", "data.classes=3"]
 GROUPS = ["training.clip=per-group", 'training.clip_prefixes=["a.", ""]', "training.clip_norms=[1, 0.5]"]
 BUDGET = ["ledger.path=all.jsonl", "ledger.budget_epsilon=8", "ledger.budget_delta=1e-6"]
 PHASES = ["training.noise_phases=[2, 1.5]", "training.phase_steps=[100, 20]"]
+PUBLIC = ["public.data=CIFAR-10", "public.used_for=pretraining", "public.provenance='published 2009'"]
 EXAMPLES: dict[str, tuple[list[str], object]] = {
     "data.kind": (["data.kind=digits"], "digits"),
     "data.dir": (["data.kind=mnist", "data.dir=/some where/data"], "/some where/data"),
@@ -86,6 +87,9 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "ledger.path": (BUDGET, "all.jsonl"),
     "ledger.budget_epsilon": (BUDGET, 8),
     "ledger.budget_delta": (BUDGET, 1e-6),
+    "public.data": (PUBLIC, "CIFAR-10"),
+    "public.used_for": (PUBLIC, "pretraining"),
+    "public.provenance": (PUBLIC, "published 2009"),
     "ledger.budget_approximation": ([*BUDGET, "ledger.budget_approximation=1e-7"], 1e-7),
 }
 """Of every field: words that set it, and the value that must arrive."""
