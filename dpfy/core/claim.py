@@ -325,3 +325,22 @@ class Promise:
         if not isinstance(read, cls):
             raise InvalidInput("claim.kind", data, f"must be {cls.kind}")
         return read
+
+
+@dataclass(frozen=True)
+class GaussianPromise(Promise):
+    """One release of a sum with Gaussian noise of `noise_multiplier` times what one unit adds at most."""
+
+    noise_multiplier: float
+
+    given_as: ClassVar[str] = "noise_multiplier"
+    """What the user calls it, in refusals."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.noise_multiplier(self.given_as, check.positive(self.given_as, self.noise_multiplier))
+
+    @property
+    def event(self) -> events.Event:
+        """One Gaussian release."""
+        return events.Gaussian(self.noise_multiplier)

@@ -5,28 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dpfy.core import check, events
-from dpfy.core.claim import YES, Assumption, Promise, register
+from dpfy.core.claim import YES, Assumption, GaussianPromise, register
 
 
 @register
 @dataclass(frozen=True)
-class Moments(Promise):
+class Moments(GaussianPromise):
     """One Gaussian release of sums to which each record adds a vector of bounded length, for centring and whitening features."""
-
-    noise_multiplier: float
 
     kind: ClassVar[str] = "moments"
     purpose: ClassVar[str] = "statistics"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.noise_multiplier("noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier))
-
-    @property
-    def event(self) -> events.Event:
-        """One Gaussian release."""
-        return events.Gaussian(self.noise_multiplier)
 
     def assumptions(self, facts: object) -> list[Assumption]:
         """Every record has length one."""

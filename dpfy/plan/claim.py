@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from dpfy import accounting
 from dpfy.accounting.rows import amplified, unsampled
 from dpfy.core import check, events, participation
-from dpfy.core.claim import NEARLY, NO, STATED, YES, Assumption, Promise, register
+from dpfy.core.claim import NEARLY, NO, STATED, YES, Assumption, GaussianPromise, register
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.unit import Adjacency, Unit
@@ -231,22 +231,12 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
 
 @register
 @dataclass(frozen=True)
-class Evaluation(Promise):
+class Evaluation(GaussianPromise):
     """The claim of a billed evaluation: counts of right and wrong answers on private held-out records, with Gaussian noise."""
-
-    noise_multiplier: float
 
     kind: ClassVar[str] = "evaluation"
     purpose: ClassVar[str] = "evaluation"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.noise_multiplier("test_noise", check.positive("test_noise", self.noise_multiplier))
-
-    @property
-    def event(self) -> events.Event:
-        """A Gaussian sum to which each record adds at most its bound."""
-        return events.Gaussian(self.noise_multiplier)
+    given_as: ClassVar[str] = "test_noise"
 
     def describe(self) -> dict[str, Any]:
         """What was measured, and how."""
