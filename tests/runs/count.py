@@ -62,7 +62,7 @@ class LaplaceCount(Promise):
 def release(count: int, noise_multiplier: float, randomness: Randomness, permit: Permit) -> float:
     """The mechanism: compares its own event with the permit's before it adds noise."""
     permit.check(0, events.Laplace(noise_multiplier))
-    u = (int.from_bytes(randomness.key(permit.name.split(" ")[0], 0, 8), "little") + 0.5) / 2**64 - 0.5
+    u = (int.from_bytes(randomness.key(permit.name, 0, 8), "little") + 0.5) / 2**64 - 0.5
     return count - noise_multiplier * math.copysign(math.log(1 - 2 * abs(u)), u)
 
 

@@ -128,6 +128,7 @@ def test_several_claims_are_one_folder_and_one_card(tmp_path):
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert card["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
     assert [part["question"] for part in card["sections"]] == ["how many", "how many more"]
+    assert len({part["count"] for part in card["sections"]}) == 2, "each claim has noise of its own"
 
 
 def test_what_cannot_be_stated_together_is_refused(tmp_path):
