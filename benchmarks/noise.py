@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from dpfy.core.book import rehearsal
 from dpfy.core.events import Gaussian
-from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise.banded import square_root_banded
@@ -71,8 +71,8 @@ def gradients(millions: float, device: str) -> Grads:
 
 def shipped(strategy: Recurrent, total: Grads) -> Stage:
     """The stage as the training loop runs it, in the memory of the sum."""
-    permit = Permit("benchmark", Gaussian(1.0), 10**9, "none")
     stream = NoiseStream(strategy, SCALE, Randomness.for_tests(0), divisor=DIVISOR, in_place=True)
+    permit = rehearsal(Gaussian(SCALE), 10**9)
     bounded, held = Bounded(total, Bound(1.0)), [stream.init(total)]
 
     def stage(step: int) -> None:

@@ -34,8 +34,7 @@ from cases import CPU, GPU, Batch, Case, classes, images, perceptron
 from peers import CLIP, NOISE, RATE, Step, opacus_step, vmap_step
 from torch import Tensor, nn
 
-from dpfy.core.events import Gaussian
-from dpfy.core.ledger import Permit
+from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
 from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.captured import WARM, CapturedSum
@@ -95,8 +94,10 @@ def private_graph(model: nn.Module, case: Case) -> Step:
 def private(model: nn.Module, case: Case, noise: float = NOISE, graph: bool = False) -> Step:
     """What the training loop does: forward, bounded sum, noise by address, division by the batch size, SGD."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    engine, permit, count = BookkeepingEngine(), Permit("benchmark", Gaussian(NOISE), 10**9, "none"), iter(range(10**9))
+    engine, count = BookkeepingEngine(), iter(range(10**9))
     stream = NoiseStream(Identity(), noise, Randomness.for_tests(0), divisor=len(case.batch()[1]), in_place=True)
+    assert stream.event is not None
+    permit = rehearsal(stream.event, 10**9)
     engine.attach(model)
     parameters, clip = dict(model.named_parameters()), FlatClip(CLIP)
     captured = CapturedSum(engine, lambda x, y: case.losses(model(x), y))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 
-ZEROS = bytes(1 << 16)
+ZEROS = bytes(1 << 17)
 """What is encrypted to show a keystream. Held, because fresh memory costs more than the cipher; short, so that it stays in the cache."""
 
 

@@ -81,7 +81,7 @@ class Rows:
             half = self.grads.dtype == torch.float16  # in which a small multiple would underflow
             parts = (scaled_wide(self.grads, weights) if half else wide(scaled(self.grads, weights))).flatten(0, 1)
             return parts.new_zeros(self.count, parts.shape[-1]).index_add_(0, self.index.flatten(), parts)
-        total = self.grads.new_zeros(self.count, self.grads.shape[-1], dtype=norm_dtype(self.grads))
+        total = zero_table(self.count, self.grads)
         for rows in row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS):
             parts = scaled_wide(self.grads[rows], weights[rows]).flatten(0, 1)
             total.index_add_(0, self.index[rows].flatten(), parts)
@@ -126,25 +126,35 @@ class Pooled(Rows):
         once, runs = scaled_wide(self.grads[:, 0], weights), self.runs
         times = runs.times.to(once.dtype)
         sums = torch.nn.functional.embedding_bag(runs.owners, once, runs.begins, mode="sum", per_sample_weights=times)
-        return once.new_zeros(self.count, once.shape[-1]).index_copy_(0, runs.rows, sums)
+        total = zero_table(self.count, once)
+        total.numpy()[runs.rows.numpy()] = sums.numpy()  # a third of the time of torch's index_copy_
+        return total
 
     def cleaned(self, keep: Tensor) -> Pooled:
         return replace(self, grads=kept(self.grads[:, :1], keep).expand_as(self.grads))
 
 
+def zero_table(rows: int, like: Tensor) -> Tensor:
+    """Zeros for the sum of a table. NumPy asks the system for large pages, which every later pass over the table gains from."""
+    return torch.from_numpy(np.zeros((rows, like.shape[-1]), np.float64 if norm_dtype(like) is torch.float64 else np.float32))
+
+
 def runs_of(index: Tensor) -> Runs:
-    """[batch, positions] rows of a table to their runs. NumPy sorts faster than torch."""
-    batch = len(index)
-    keys = index.numpy().astype(np.int64, copy=False) * batch + np.arange(batch)[:, None]
-    if keys.max() < 2**16 * batch:  # NumPy sorts numbers of 16 bits by their digits, three times as fast
-        keys = keys.reshape(-1)[np.argsort(index.numpy().astype(np.uint16).reshape(-1), kind="stable")]
-    else:
-        keys = np.sort(keys if keys.max() >= 2**31 else keys.astype(np.int32), axis=None)
-    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-    rows, owners = np.divmod(keys[starts], np.array(batch, keys.dtype))
-    begins = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
-    times = np.diff(starts, append=keys.size)
-    return Runs(*(torch.from_numpy(a.astype(np.int64, copy=False)) for a in (rows[begins], begins, owners, times)))
+    """[batch, positions] rows of a table to their runs. By digits of 16 bits: NumPy sorts them three times as fast as whole numbers."""
+    flat = index.numpy().reshape(-1)
+    order = np.argsort(flat.astype(np.uint16), kind="stable")
+    for shift in range(16, int(flat.max()).bit_length(), 16):
+        order = order[np.argsort((flat[order] >> shift).astype(np.uint16), kind="stable")]
+    rows, owners = flat[order], order // index.shape[1]
+    new_row, new_use = np.ones(flat.size, bool), np.ones(flat.size, bool)
+    np.not_equal(rows[1:], rows[:-1], out=new_row[1:])
+    np.not_equal(owners[1:], owners[:-1], out=new_use[1:])
+    starts = np.flatnonzero(new_use | new_row)
+    begins = np.flatnonzero(new_row[starts])
+    times = np.diff(starts, append=flat.size)
+    return Runs(
+        *(torch.from_numpy(a.astype(np.int64, copy=False)) for a in (rows[starts[begins]], begins, owners[starts], times))
+    )
 
 
 def same_at_all_positions(grads: Tensor) -> bool:

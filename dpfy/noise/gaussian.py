@@ -156,6 +156,16 @@ def _pairs(
 
 _HELD = threading.local()
 
+PAGE = 1 << 21
+"""Bytes of a large page of memory."""
+
+
+def _large_pages(size: int) -> NDArray[np.uint8]:
+    """`size` bytes in large pages where the system has them: NumPy asks for them if a piece has 4 MiB."""
+    whole = np.empty(max(size + PAGE, 1 << 22), np.uint8)
+    start = -whole.ctypes.data % PAGE
+    return whole[start : start + size]
+
 
 class _Scratch:
     """Memory for some pairs r cos(2 a), r sin(2 a) with r = sqrt(-2 log u), and the views of it that NumPy and torch work on.
@@ -180,7 +190,8 @@ class _Scratch:
         name = f"{dtype} {size}"
         if not hasattr(_HELD, name):
             whole, real = (np.int64, np.float64) if dtype == torch.float64 else (np.int32, np.float32)
-            setattr(_HELD, name, cls(np.empty(size, whole), np.empty(size // 2, real)))
+            memory = _large_pages(3 * size // 2 * np.dtype(real).itemsize)
+            setattr(_HELD, name, cls(memory[: len(memory) // 3 * 2].view(whole), memory[len(memory) // 3 * 2 :].view(real)))
         return getattr(_HELD, name)  # type: ignore[no-any-return]
 
     def part(self, pairs: int) -> _Scratch:

@@ -168,7 +168,8 @@ class PrivateTraining:
         self.terms, self._state = resume.opened(self, first, snapshot)
         self._journal = journal = Journal(self.folder.secrets, randomness, self.steps_done)
         self.engine.attach(model)
-        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, self.folder.secrets / "watch.json")
+        kept = self.folder.secrets / "watch.json"
+        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, recipe.expected_batch, kept)
         self._guard = Guard(model, self.optimizer, average, self.records.tensors, self._state.noise)
         self.private_step = PrivateStep(
             self.plan, self.folder, model, stream, self.rates, self.rule, self._guard, journal, self._halt

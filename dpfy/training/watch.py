@@ -42,8 +42,11 @@ from dpfy.gradients.mixing import (
 from dpfy.gradients.program import BATCH, CARRIED, DATA, Program, Recorder, Unrecordable, compiled
 from dpfy.sampling.sampler import physical
 
-PARTS = 4
-"""Into how many parts of equal length a run is cut; in each of them one step is checked."""
+PARTS, FEW_PARTS = 4, 2
+"""Into how many parts of equal length a run is cut, and one of short steps; in each of them one step is checked."""
+
+SHORT = 1 << 23
+"""Steps of fewer expected rows times trained parameters are short: four checks in 1,000 of them would cost more than 1%."""
 
 ROWS = 16
 """A checked step begins with a physical batch of this many records: enough to show mixing, and cheap."""
@@ -92,6 +95,9 @@ class Checks:
 class Watch:
     """Records and checks the steps of one training. `begin` when a batch is handed out, `end` with its losses, before the sum.
 
+    `batch` is the expected number of units in a step. With it and the number of parameters, both public, a step is long enough for all
+    PARTS of a run to be checked, or not; how many there are is kept, so that a resumed run is cut as it was begun.
+
     Guarantees: if a checked step mixes examples, or what was kept from one step enters the next, or a resumed run computes something else
     than before, `end` raises, nothing of that step is released, and `require_sound` raises from then on. Once steps were released the
     refusal is kept in the run's folder, and a resumed run refuses too.
@@ -102,6 +108,7 @@ class Watch:
     records: Records
     randomness: Randomness
     steps: int
+    batch: float
     file: Path
     checks: Checks = field(default_factory=Checks)
     fingerprint: str | None = None
@@ -118,11 +125,13 @@ class Watch:
         self._recorder: Recorder | None = None
         self._probe: LossProbe | None = None
         self._batch: tuple[Tensor, ...] = ()
+        work = self.batch * self.records.rows_each * sum(p.numel() for p in trainable(self.model).values())
+        self._parts = PARTS if work >= SHORT else FEW_PARTS
+        self._restore()
         rng = self.randomness.generator("checks", 0)
-        edges = np.linspace(2, self.steps, PARTS + 1)
+        edges = np.linspace(2, self.steps, self._parts + 1)
         picks = [int(a + rng.random() * (b - a)) for a, b in pairwise(edges)]
         self._due = {0, *[step for step in picks if 2 <= step < self.steps]}
-        self._restore()
 
     def kind(self, step: int) -> Kind:
         """What is to be done at `step`."""
@@ -315,7 +324,7 @@ class Watch:
         return found
 
     def _store(self, refusal: str | None) -> None:
-        content = {"fingerprint": self.fingerprint, "refusal": refusal, "checks": asdict(self.checks)}
+        content = {"fingerprint": self.fingerprint, "refusal": refusal, "checks": asdict(self.checks), "parts": self._parts}
         write_atomically(self.file, json.dumps(content).encode(), mode=PRIVATE_MODE)
 
     def _restore(self) -> None:
@@ -324,6 +333,9 @@ class Watch:
         try:
             content = json.loads(self.file.read_bytes())
             self._expected, refusal = content["fingerprint"], content["refusal"]
+            self._parts = content.get("parts", PARTS)  # runs of before there were fewer for short steps
+            if type(self._parts) is not int or self._parts not in (PARTS, FEW_PARTS):
+                raise ValueError("parts")
             self.checks = Checks(**content["checks"])
             counts = (self.checks.recorded, self.checks.replayed, self.checks.through_model)
             if not all(type(n) is int for n in counts) or not isinstance(self.checks.why, str):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.training.watch import PARTS, Checks, Kind
+from dpfy.training.watch import FEW_PARTS, PARTS, SHORT, Checks, Kind, Watch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import watched
@@ -134,25 +134,52 @@ def test_a_loop_that_breaks_off_leaves_no_mode(tmp_path: Path) -> None:
     assert not _get_current_dispatch_mode_stack()
 
 
-def test_checks_lie_in_every_part_of_the_run_and_follow_the_secret(tmp_path: Path) -> None:
-    due = []
-    for seed in (1, 1, 2):
-        made = training(tmp_path / str(len(due)), net(), steps=1000, seed=seed)
-        with pytest.raises(ZeroDivisionError), made:
-            raise ZeroDivisionError
-        assert made.watch is not None
-        due.append(sorted(made.watch._due))
+def opened(path: Path, model: nn.Module, **options: Any) -> Watch:
+    """The watch of a training that is entered and left."""
+    made = training(path, model, **options)
+    with pytest.raises(ZeroDivisionError), made:
+        raise ZeroDivisionError
+    assert made.watch is not None
+    return made.watch
+
+
+def large() -> nn.Module:
+    """A model whose steps are not short: the parameters of one layer times 12 expected records."""
+    return net(nn.Linear(WIDTH, -(-SHORT // (12 * WIDTH))), nn.Linear(-(-SHORT // (12 * WIDTH)), 1))
+
+
+@pytest.mark.parametrize(("make", "parts"), [(large, PARTS), (net, FEW_PARTS)])
+def test_checks_lie_in_every_part_of_the_run_and_follow_the_secret(make: Any, parts: int, tmp_path: Path) -> None:
+    due = [sorted(opened(tmp_path / str(k), make(), steps=1000, seed=seed)._due) for k, seed in enumerate((1, 1, 2))]
     assert due[0] == due[1] != due[2]
-    assert [due[0][0], *[step * PARTS // 1000 for step in due[0][1:]]] == [0, *range(PARTS)]
+    assert [due[0][0], *[step * parts // 1000 for step in due[0][1:]]] == [0, *range(parts)]
+
+
+@pytest.mark.filterwarnings("ignore:run .* unfinished")
+def test_a_resumed_run_is_checked_where_it_was_to_be_checked_when_it_began(tmp_path: Path) -> None:
+    """Also one that a version began which knew no short steps, and so kept no number of parts."""
+    torch.manual_seed(0)
+    some_steps(tmp_path, net(), plain, 5)
+    kept = tmp_path / "run" / "checkpoint" / "watch.json"
+    content = json.loads(kept.read_bytes())
+    assert content["parts"] == FEW_PARTS
+    for parts in (FEW_PARTS, PARTS):
+        kept.write_text(json.dumps(content | {"parts": parts}))
+        found = opened(tmp_path, net(), resume=True)
+        assert len(found._due) == 1 + parts
+    del content["parts"]
+    kept.write_text(json.dumps(content))
+    assert opened(tmp_path, net(), resume=True)._due == found._due
+    for damaged in (0, 3, True, "4", None, 1 << 40):
+        kept.write_text(json.dumps(content | {"parts": damaged}))
+        with pytest.raises(Corrupt, match=r"checkpoint/watch\.json"):
+            some_steps(tmp_path, net(), plain, 8, resume=True)
 
 
 def test_the_step_before_a_check_is_recorded_too(tmp_path: Path) -> None:
     """What it leaves behind is then known when it is used."""
-    made = training(tmp_path, net(), steps=200)
-    with pytest.raises(ZeroDivisionError), made:
-        raise ZeroDivisionError
-    watch = made.watch
-    assert watch is not None
+    watch = opened(tmp_path, large(), steps=200)
+    assert len(watch._due) == 1 + PARTS
     assert watch.kind(0) is Kind.THOROUGH
     watch._done, watch.checks.replayed = 2, 1
     for step in sorted(watch._due)[1:]:
