@@ -81,7 +81,7 @@ class Recipe:
         """
         check.epsilon("epsilon", epsilon)
         self.check_delta(delta, allow_large_delta)
-        self._check_unit()
+        self.check_unit()
 
         def whole(noise: float) -> events.Event:
             both = self.event(noise) if isinstance(beside, events.Nothing) else events.Composed((self.event(noise), beside))
@@ -101,10 +101,10 @@ class Recipe:
         """The plan with this noise multiplier. Noise 0 trains without privacy and says so. Default delta: see `default_delta`."""
         chosen = default_delta(self.records) if delta is None else delta
         self.check_delta(chosen, allow_large_delta)
-        self._check_unit()
+        self.check_unit()
         return Plan(self, check.noise_multiplier("noise_multiplier", noise_multiplier), chosen, accountant)
 
-    def _check_unit(self) -> None:
+    def check_unit(self) -> None:
         """Clipping bounds all that a unit adds to a gradient: such a plan protects records, and must not be called anything else."""
         if not self.unit.whole or self.unit.name in ("label", "prediction"):
             said = self.unit.name if self.unit.whole else self.unit.protects
@@ -136,6 +136,8 @@ class Plan:
         check.noise_multiplier("noise_multiplier", self.noise_multiplier)
         check.delta("delta", self.delta)
         accounting.accountant(self.accountant)
+        if not self.recipe.unit.whole:  # names alone are checked where plans are made: those of the first version are still read
+            self.recipe.check_unit()
         if math.isinf(self.recipe.clip.bound.l2) and self.noise_multiplier > 0:
             raise InvalidInput("clip_norm", math.inf, "must be finite when there is noise: noise cannot protect an unbounded sum")
 

@@ -313,15 +313,15 @@ def _reports(e: Evidence) -> tuple[bool, str]:
     the one that the run wrote."""
     missing = [name for name in PAGES if not e.file(name).is_file()]
     there = [name for name in PAGES if name not in missing]
-    if again.same_version(e.card) and not first.is_first(e.card):
+    ours = again.same_version(e.card) and not first.is_first(e.card)
+    changed = there if ours else e.differ({name: e.finish["files"].get(name, "") for name in there})
+    if changed:
         extra = html.extras(e.file(""))
         written = {
             html.NAME: {html.render(e.card, part).encode() for part in _since(extra)},
             markdown.NAME: {markdown.render(e.card, part["audit"]).encode() for part in _since(extra)},
         }
-        changed = [name for name in there if reading.content(name, e.file(name)) not in written[name]]
-    else:
-        changed = e.differ({name: e.finish["files"].get(name, "") for name in there})
+        changed = [name for name in changed if reading.content(name, e.file(name)) not in written[name]]
     if changed:
         return False, f"{', '.join(changed)} is not the page of this card: it was edited (dpfy report writes it again)"
     return True, f"{', '.join(missing)} is not there; dpfy report writes it" if missing else "holds"

@@ -23,6 +23,17 @@ def test_plain_dp_sgd_cannot_call_itself_label_private(unit):
             plan()
 
 
+@pytest.mark.parametrize("covered", ["label", "prediction"])
+def test_nor_can_a_plan_that_was_typed_or_read(covered):
+    typed = dpfy.dpsgd(1000, 100, steps=3, unit=Unit("person", protects=covered))
+    with pytest.raises(Unsupported, match="call the unit an example"):
+        Plan(typed, 1.0, 1e-5)
+    told = dpfy.dpsgd(1000, 100, steps=3, unit=Unit("person")).with_noise(1.0, delta=1e-5).to_json()
+    told["recipe"]["unit"]["protects"] = covered
+    with pytest.raises(Unsupported, match="call the unit an example"):
+        Plan.from_json(told)
+
+
 @pytest.mark.parametrize(
     "unit", [Unit(), Unit("user", 4), Unit("user", 4, protects="user"), Unit("day", 9, protects="window"), Unit(tokens=64)]
 )

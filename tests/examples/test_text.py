@@ -43,4 +43,4 @@ def test_a_few_private_steps_lower_the_held_out_loss(model: str, tmp_path: Path,
     assert "engine bookkeeping" in said
     assert "NOT SUPPORTED" not in said
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert card["utility"]["held_out_loss"] == pytest.approx(after, abs=1e-3)
+    assert card["sections"][0]["utility"]["held_out_loss"] == pytest.approx(after, abs=1e-3)

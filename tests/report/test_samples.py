@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpfy.cli import app
+from dpfy.report.publish import publish
 from dpfy.report.verify import verify
 from dpfy.studies import STUDIES, study
 from dpfy.studies.study import Options, stored
@@ -87,6 +88,17 @@ def test_one_flipped_byte_is_found_in_a_file_by_itself(name: str, v1: Path, tmp_
     for share in (0.1, 0.5, 0.9):
         flip(Path(shutil.copy(v1 / name, tmp_path)), share)
         assert broken(tmp_path / name) != [], share
+
+
+@pytest.mark.parametrize("name", ["plain", "audited"])
+def test_pages_that_are_written_again_are_accepted_and_edited_ones_are_not(name: str, v1: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(v1 / name, tmp_path / "run")
+    for form, page in (("html", "report.html"), ("md", "report.md")):
+        publish(run, form)
+        assert broken(run) == []
+        flip(run / page, 0.5)
+        assert [line for line in broken(run) if page in line] != []
+        publish(run, form)
 
 
 def test_an_unfinished_run_is_told_from_a_finished_one(v1: Path) -> None:
