@@ -27,10 +27,10 @@ types: setup
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
 test-all: lint types
-	$(BIN)/pytest -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m "not gpu"
 
 test-gpu: setup
 	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py tests/training/test_mixing_cuda.py tests/training/test_spent.py

@@ -62,7 +62,8 @@ def mutants() -> list[Mutant]:
 
 
 def examine(mutant: Mutant | None, tests: tuple[str, ...]) -> tuple[int, str]:
-    """Run `tests` on a copy of the package with the mistake planted (none: as it is); the exit status and the end of the output."""
+    """Run `tests` on a copy of the package with the mistake planted (none: as it is, and as long as it takes); the exit status and the
+    end of the output."""
     with tempfile.TemporaryDirectory(prefix="dpfy-mutant-") as folder:
         shutil.copytree(ROOT / "dpfy", Path(folder) / "dpfy", ignore=shutil.ignore_patterns("__pycache__"))
         if mutant is not None:
@@ -76,7 +77,13 @@ def examine(mutant: Mutant | None, tests: tuple[str, ...]) -> tuple[int, str]:
             command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+                command,
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=None if mutant is None else PATIENCE,
             )
         except subprocess.TimeoutExpired:
             return 1, f"no end after {PATIENCE} s"
