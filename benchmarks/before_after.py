@@ -6,6 +6,9 @@
 
 Each tree has a process of its own, in which benchmarks/step.py of that tree holds a warm step; the two are asked for a burst of steps
 turn and turn about, so whatever else the machine does meets both. The ratio after / before is formed inside of each turn.
+
+Whether the allocator gives large pieces back to the system between two steps is chance, and can be 5% of a step (2 microseconds for each
+page that is asked for again). MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=2000000000 in the environment take it out of both.
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@ for a few examples at a time, the parts themselves. A bounded number of elements
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +30,9 @@ CACHE_ELEMENTS = 2**18
 
 KEEP_ELEMENTS = 2**23
 """On a CPU, per-example gradients of one parameter up to this size are kept: their weighted sum is then one pass over memory."""
+
+LARGE_BYTES = 2**22
+"""From this size on NumPy asks the system for large pages."""
 
 
 class Contribution(Protocol):
@@ -118,6 +123,15 @@ def row_chunks(batch: int, width: int, elements: int = CHUNK_ELEMENTS) -> list[s
     """Slices of at most `elements // width` examples, at least one each."""
     size = max(1, min(batch, elements // max(width, 1)))
     return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+
+
+def large_pages(like: Tensor, *shape: int) -> Tensor:
+    """Memory of the type and device of `like`. On a CPU large pieces come from NumPy, which asks the system for large pages: fresh memory
+    of small ones costs more than the products that are put into it."""
+    real = {torch.float32: np.float32, torch.float64: np.float64}.get(like.dtype)
+    if like.device.type != "cpu" or real is None or math.prod(shape) * like.itemsize < LARGE_BYTES:
+        return like.new_empty(shape)
+    return torch.from_numpy(np.empty(shape, real))
 
 
 def norm_by_parts(batch: int, width: int, part: Callable[[slice], Tensor], elements: int = CHUNK_ELEMENTS) -> Tensor:
@@ -247,7 +261,7 @@ class Outer:
         if kernels.usable(self.left):
             return self.estimate().upper, self
         if batch * p * d <= KEEP_ELEMENTS and routes.keeping_pays(positions, p, d):
-            grads = self.per_example(slice(0, batch))
+            grads = torch.bmm(self.left.mT, self.right, out=large_pages(self.left, batch, p, d))
             return self._estimate(row_squares(grads), self._sizes()).upper, Direct(grads)
         return self.estimate().upper, self
 

@@ -16,6 +16,7 @@ from dpfy.gradients.contribution import (
     Contribution,
     Direct,
     kept,
+    large_pages,
     norm_by_parts,
     row_chunks,
     scaled_wide,
@@ -137,7 +138,7 @@ class Convolution:
     def _by_patches(self, window: Window, keep: bool) -> tuple[Tensor, Contribution]:
         """Per-example products of patches: all of them kept, or made a second time for the sum, or (few positions) not needed for it."""
         batch, outs = self.grads.shape[:2]
-        kept = wide(self.inputs[:0]).new_empty(batch, outs, window.columns) if keep else None
+        kept = large_pages(wide(self.inputs[:0]), batch, outs, window.columns) if keep else None
         norms = torch.cat([rounding.block_norms(each) for _, each in self.products(window, kept)])
         squares = rounding.joined_squares(norms, self.weight[None].to(rounding.sum_dtype(self.dtype)))
         if kept is not None:
