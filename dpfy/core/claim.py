@@ -238,6 +238,8 @@ def agree(claims: Sequence[Claim]) -> None:
     names = [c.name for c in claims]
     if len(set(names)) < len(names):
         raise InvalidInput("claims", names, "must have different names")
+    if (reserved := "noise") in names:
+        raise InvalidInput("claims", names, f"must not be called {reserved!r}: that is the stream of training's own noise")
     first = claims[0]
     for c in claims:
         check.one_of("claim.purpose", c.purpose, PURPOSES)

@@ -18,6 +18,8 @@ from dpfy.noise import gaussian, memory
 from dpfy.noise.lattice import Lattice, with_rounding
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
 
+NAME, TRAINING = "noise", "training"
+"""The name of the stream of a run's training. Under one secret, two streams of one name are the same noise."""
 Ends = Sequence[Tensor] | None
 """Where results go instead of the place of the sums."""
 
@@ -37,7 +39,7 @@ class NoiseStream:
     strategy: Strategy
     scale: float
     randomness: Randomness
-    name: str = "noise"
+    name: str = NAME
     divisor: float = 1.0
     in_place: bool = False
     shards: int = 1
@@ -67,15 +69,20 @@ class NoiseStream:
         With `into`, tensors of the same names and shapes, the released values are rounded to their types and written there, on a GPU
         in the pass that adds the noise.
 
-        Guarantees: refuses a step that `permit` does not cover, a permit for another event, an `into` of other names or shapes, and an
-        unbounded sum unless the scale is zero (a run without privacy, billed as such). Every parameter gets noise at every step, also
-        when the batch was empty. Noise is added in float32 or wider, before any rounding to a narrower type. With noise, every released
-        value is (k + 1/2) step / divisor for a whole number k and a step that plan, shapes and types decide, not the data
-        (:mod:`dpfy.noise.lattice`); what is left of the difference between this noise and a real Gaussian is stated in
-        docs/decisions.md.
+        Guarantees: refuses a step that `permit` does not cover, a permit for another event, the name of training's stream for anything
+        else in a run folder, an `into` of other names or shapes, and an unbounded sum unless the scale is zero (a run without privacy,
+        billed as such). Every parameter gets noise at every step, also when the batch was empty. Noise is added in float32 or wider,
+        before any rounding to a narrower type. With noise, every released value is (k + 1/2) step / divisor for a whole number k and a
+        step that plan, shapes and types decide, not the data (:mod:`dpfy.noise.lattice`); what is left of the difference between this
+        noise and a real Gaussian is stated in docs/decisions.md.
         """
         assert self.event is not None
         permit.check(step, self.event)
+        if self.name == NAME and permit.claim and permit.name != TRAINING:
+            rule = (
+                f"is that of training: give the stream the name of its claim ({permit.name}), or both would draw the same noise"
+            )
+            raise InvalidInput("stream name", self.name, rule)
         if self.scale and math.isinf(total.bound.l2):
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         dtype = gaussian.dtype_of(total.value)

@@ -138,6 +138,30 @@ def test_what_cannot_be_stated_together_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_two_releases_of_a_folder_never_share_their_noise(tmp_path):
+    """The stream of training's noise is refused to any other claim, and so is its name."""
+    import torch
+
+    from dpfy.core.values import Bound, Bounded
+    from dpfy.models.moments import Moments
+    from dpfy.noise.strategy import Identity
+    from dpfy.noise.stream import NoiseStream
+
+    claim, total = Moments(2.0), Bounded({"w": torch.zeros(3)}, Bound(1.0))
+    with RunFolder(Place(tmp_path / "run"), claim) as folder:
+        permit = folder.begin(claim.name)
+        with pytest.raises(InvalidInput, match="both would draw the same noise"):
+            NoiseStream(Identity(), 2.0, folder.randomness).release(total, 0, {}, permit)
+        NoiseStream(Identity(), 2.0, folder.randomness, claim.name).release(total, 0, {}, permit)
+
+    class Noise(Moments):
+        name = "noise"
+
+    with pytest.raises(InvalidInput, match="must not be called"):
+        RunFolder(Place(tmp_path / "other"), Noise(2.0))
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_noise_multiplier_typed_twice_cannot_differ(tmp_path):
     claim = LaplaceCount(2.0)
     with RunFolder(Place(tmp_path / "run"), claim) as folder, pytest.raises(InvalidInput, match="was given for"):
