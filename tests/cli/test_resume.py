@@ -17,8 +17,9 @@ from dpfy.audit.whitebox import fair_coins
 from dpfy.cli import interrupt
 from dpfy.cli.app import main
 from dpfy.core.ledger import Ledger
+from dpfy.runs import folder
 from dpfy.runs.mark import Mark
-from dpfy.training import audit_job, config, finish, job
+from dpfy.training import audit_job, config, job
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import RunFolder
 
@@ -65,7 +66,7 @@ def test_a_configuration_does_not_make_a_run_to_resume(capsys, tmp_path):
     assert names(tmp_path) == ["job.toml"]
 
 
-@pytest.mark.parametrize("until", ["_take", "_write_plan"])
+@pytest.mark.parametrize("until", ["_take", "_write_down"])
 def test_a_run_stopped_before_its_configuration_was_stored(capsys, tmp_path, monkeypatch, until):
     def killed(self):
         raise Killed
@@ -90,7 +91,7 @@ def test_killed_while_erasing(capsys, tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(finish, "erase_secrets", half)
+        patch.setattr(folder, "erase_secrets", half)
         with pytest.raises(Killed):
             job.run(config.make({}, {"data.kind": "digits", "model.name": "linear", "training.steps": 2}), tmp_path / "run")
     status, out, _ = call(capsys, "train", "--resume", "--out", tmp_path / "run", "--json")
@@ -216,7 +217,7 @@ def test_a_refused_audited_training_leaves_nothing(capsys, tmp_path):
         f'[data]\nkind = "npz"\npath = "{tmp_path}/none.npz"\nclasses = 2\n[privacy]\nrecords = 100\ndelta = 1e-4\n'
         f'[ledger]\npath = "{ledger}"\n'
     )
-    assert "none.npz" in refused(capsys, "audit", "train", tmp_path / "job.toml", "--out", tmp_path / "run")
+    assert "data file" in refused(capsys, "audit", "train", tmp_path / "job.toml", "--out", tmp_path / "run")
     assert {"job.toml", "people.jsonl"} <= set(names(tmp_path)) <= {"job.toml", "people.jsonl", "people.jsonl.head"}
     assert Ledger.read(ledger).permits() == []
 

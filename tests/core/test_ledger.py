@@ -442,7 +442,7 @@ def test_a_reservation_is_synced_before_it_is_granted(tmp_path, monkeypatch):
 def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path):
     """A link whose disk is missing, or a file that its mark outlived: an empty ledger would forget what was spent."""
     (tmp_path / "linked.jsonl").symlink_to(tmp_path / "disk" / "people.jsonl")
-    with pytest.raises(InvalidInput, match=r"linked.jsonl'; is a link to a file that is not there"):
+    with pytest.raises(InvalidInput, match="is a link to a file that is not there"):
         Ledger.open(tmp_path / "linked.jsonl")
     filled(tmp_path / "people.jsonl")
     (tmp_path / "people.jsonl").unlink()
