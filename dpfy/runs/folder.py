@@ -334,10 +334,12 @@ class RunFolder:
             raise InvalidInput(f"resume {extra[0]}", None, "must be asked for, as in the run that is resumed")
         for claim in self.claims:
             reserved = Reserved(claim, self.randomness.fixed)
+            held = next((p for p in self.ledger.permits() if p.name == claim.name), None)
+            if held is not None:  # before the data set's ledger is asked for anything
+                self._covering(held, replace(reserved, shared=Reserved.from_json(held.claim).shared))
             shared = self._reserve_shared(reserved)
             if shared is not None:
-                reserved = Reserved(claim, self.randomness.fixed, (shared[0].book.identity, shared[1].entry))
-            held = next((p for p in self.ledger.permits() if p.name == claim.name), None)
+                reserved = replace(reserved, shared=(shared[0].book.identity, shared[1].entry))
             permit = held or self.ledger.reserve(claim.name, claim.event, claim=reserved.to_json(), returnable=True)
             self.stages[claim.name] = Stage(reserved, self._covering(permit, reserved), shared)
 
