@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -70,8 +70,7 @@ class Point:
         return f"{self.setting} {self.batch_size:g} {self.clip_norm:g} {self.mechanism} {self.epsilon:g} {self.steps}"
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One run."""
 
     point: Point

@@ -19,15 +19,16 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger of a data set, or of a run (ledger.jsonl).")]
+AtDelta = Annotated[
+    float | None, typer.Option("--delta", help="Delta of the epsilons (default: the budget's, or that of the reservations).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("show")
 def show(
     ledger: File,
-    delta: Annotated[
-        float | None, typer.Option(help="Delta of the epsilons (default: the budget's, or that of the reservations).")
-    ] = None,
+    delta: AtDelta = None,
     plot: Annotated[Path | None, typer.Option(help="Write the picture of what was spent here (SVG).")] = None,
     as_json: Json = False,
 ) -> None:

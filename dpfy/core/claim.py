@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Self, TypeVar
 
 from dpfy.core import check, events
 from dpfy.core.codec import Codec
@@ -61,84 +61,88 @@ class Assumption:
         return {"what": self.what, "assumed": self.assumed, "done": self.done, "holds": self.holds}
 
 
-@runtime_checkable
-class Claim(Protocol):
+@dataclass(frozen=True)
+class Claim:
     """What one release promises. All of it is known before the data is read, and none of it depends on the data.
 
-    `name` is what the reservation is called, once in a folder. `event` is the whole bill; `releases` is how many times noise is drawn
-    under it. `artefacts` are the files that may come of it. Delta 0 states a pure guarantee.
+    A kind of release is a frozen dataclass that inherits from this, adds its own fields and says what it does. The defaults are those of
+    one central release of sums under the tight accountant.
+
+    - `kind`: the name of the class of claims, in `HOMES` or given to :func:`register`. `name`: what its reservation is called, once in
+      a folder. `purpose`: one of `PURPOSES`.
+    - `event`: the whole bill. `releases`: how many times noise is drawn under it. `delta`: where the guarantee is stated, 0 for a
+      pure one. `accountant`: by which accountant.
+    - `unit`: whose data is protected. `adjacency`: which change of the data is hidden. `trust`: one of `TRUSTS`. `boundary`: one of
+      `BOUNDARIES`, the first thing that is protected. `records`: the public number of units, where there is one.
+    - `artefacts`: names of the files that may come of it.
     """
 
-    @property
-    def kind(self) -> str:
-        """The name of the class of claims, in `HOMES` or given to :func:`register`."""
+    unit: Unit = field(default=EXAMPLE, kw_only=True)
+    adjacency: Adjacency = field(default=Adjacency.ADD_OR_REMOVE_ONE, kw_only=True)
+    delta: float = field(default=1e-6, kw_only=True)
+    accountant: str = field(default="tight", kw_only=True)
+    records: int | None = field(default=None, kw_only=True)
 
-    @property
-    def name(self) -> str:
-        """What its reservation is called."""
+    kind: ClassVar[str]
+    purpose: ClassVar[str]
+    trust: ClassVar[str] = "central"
+    boundary: ClassVar[str] = "B4"
 
-    @property
-    def purpose(self) -> str:
-        """One of `PURPOSES`."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
+        if self.delta != 0:
+            check.delta("delta", self.delta)
+        if self.records is not None:
+            check.integer("records", self.records, most=check.RECORDS)
 
     @property
     def event(self) -> events.Event:
         """The whole bill."""
-
-    @property
-    def releases(self) -> int:
-        """How many releases are made under the one reservation."""
-
-    @property
-    def unit(self) -> Unit:
-        """Whose data is protected."""
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Which change of the data is hidden."""
-
-    @property
-    def trust(self) -> str:
-        """One of `TRUSTS`."""
-
-    @property
-    def boundary(self) -> str:
-        """One of `BOUNDARIES`: the first thing that is protected."""
-
-    @property
-    def delta(self) -> float:
-        """Where the guarantee is stated; 0 for a pure one."""
-
-    @property
-    def accountant(self) -> str:
-        """By which accountant it is stated."""
-
-    @property
-    def records(self) -> int | None:
-        """The public number of units, where there is one."""
-
-    @property
-    def artefacts(self) -> tuple[str, ...]:
-        """Names of the files that may come of it."""
-
-    def files(self) -> Mapping[str, bytes]:
-        """What is written down about it in a folder before the data is read."""
-
-    def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
-        """What the accounting assumes, beside the noise, given what the run states about itself."""
-
-    def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
-        """What a reader of the card must not overlook."""
+        raise NotImplementedError(f"the claim {type(self).__name__} does not say what it costs")
 
     def describe(self) -> dict[str, Any]:
         """Its own section of the card: `title`, and whatever a reader needs, as JSON."""
+        raise NotImplementedError(f"the claim {type(self).__name__} has no section of the card")
+
+    @property
+    def name(self) -> str:
+        """Its kind: one release of a kind in a folder."""
+        return self.kind
+
+    @property
+    def releases(self) -> int:
+        """Noise is drawn once."""
+        return 1
+
+    def files(self) -> Mapping[str, bytes]:
+        """What is written down about it in a folder before the data is read: nothing beside the ledger."""
+        return {}
+
+    def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
+        """What the accounting assumes, beside the noise, given what the run states about itself: nothing more."""
+        return ()
+
+    @property
+    def artefacts(self) -> tuple[str, ...]:
+        """No files."""
+        return ()
+
+    def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
+        """What a reader of the card must not overlook: nothing."""
+        return ()
 
     def to_json(self) -> dict[str, Any]:
-        """The claim as JSON."""
+        """Every field."""
+        held: dict[str, Any] = Codec("claim", {self.kind: type(self), "unit": Unit}).encode(self)
+        return held
 
     @classmethod
-    def from_json(cls, data: Any) -> Claim:
+    def from_json(cls, data: Any) -> Self:
         """The claim that `to_json` wrote, equal to it."""
+        read = Codec("claim", {cls.kind: cls, "unit": Unit}).decode(data)
+        if not isinstance(read, cls):
+            raise InvalidInput("claim.kind", data, f"must be {cls.kind}")
+        return read
 
 
 HOMES = {"training": "dpfy.plan.claim", "evaluation": "dpfy.plan.claim", "moments": "dpfy.models.moments"}
@@ -273,64 +277,7 @@ def _short(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Promise:
-    """What most claims have in common, for those that want it: a frozen dataclass may inherit from this and add its own fields.
-
-    The defaults are those of one central release of sums under the tight accountant.
-    """
-
-    unit: Unit = field(default=EXAMPLE, kw_only=True)
-    adjacency: Adjacency = field(default=Adjacency.ADD_OR_REMOVE_ONE, kw_only=True)
-    delta: float = field(default=1e-6, kw_only=True)
-    accountant: str = field(default="tight", kw_only=True)
-    records: int | None = field(default=None, kw_only=True)
-
-    kind: ClassVar[str]
-    trust: ClassVar[str] = "central"
-    boundary: ClassVar[str] = "B4"
-    releases: ClassVar[int] = 1
-    artefacts: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
-        if self.delta != 0:
-            check.delta("delta", self.delta)
-        if self.records is not None:
-            check.integer("records", self.records, most=check.RECORDS)
-
-    @property
-    def name(self) -> str:
-        """Its kind: one release of a kind in a folder."""
-        return self.kind
-
-    def files(self) -> Mapping[str, bytes]:
-        """Nothing is written down beside the ledger."""
-        return {}
-
-    def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
-        """None beside the noise."""
-        return ()
-
-    def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
-        """None."""
-        return ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Every field."""
-        held: dict[str, Any] = Codec("claim", {self.kind: type(self), "unit": Unit}).encode(self)
-        return held
-
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """What `to_json` wrote."""
-        read = Codec("claim", {cls.kind: cls, "unit": Unit}).decode(data)
-        if not isinstance(read, cls):
-            raise InvalidInput("claim.kind", data, f"must be {cls.kind}")
-        return read
-
-
-@dataclass(frozen=True)
-class GaussianPromise(Promise):
+class GaussianClaim(Claim):
     """One release of a sum with Gaussian noise of `noise_multiplier` times what one unit adds at most."""
 
     noise_multiplier: float

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dpfy.core.claim import YES, Assumption, GaussianPromise, register
+from dpfy.core.claim import YES, Assumption, GaussianClaim, register
 
 
 @register
 @dataclass(frozen=True)
-class Moments(GaussianPromise):
+class Moments(GaussianClaim):
     """One Gaussian release of sums to which each record adds a vector of bounded length, for centring and whitening features."""
 
     kind: ClassVar[str] = "moments"

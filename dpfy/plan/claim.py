@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dpfy import accounting
 from dpfy.accounting.rows import amplified, unsampled
 from dpfy.core import check, events, participation
-from dpfy.core.claim import NEARLY, NO, STATED, YES, Assumption, GaussianPromise, register
+from dpfy.core.claim import NEARLY, NO, STATED, YES, Assumption, Claim, GaussianClaim, register
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.unit import Adjacency, Unit
@@ -44,7 +44,7 @@ class ForeignBatches:
 
 @register
 @dataclass(frozen=True)
-class Training:
+class Training(Claim):
     """The claim of a training run: a plan, and how its batches are formed where dpfy does not form them.
 
     Guarantees: `event` is what the run must be billed for; batches formed elsewhere earn no amplification, and their bound on
@@ -53,6 +53,11 @@ class Training:
 
     plan: Plan
     batches: ForeignBatches | None = None
+    unit: Unit = field(init=False, repr=False, compare=False)
+    adjacency: Adjacency = field(init=False, repr=False, compare=False)
+    records: int = field(init=False, repr=False, compare=False)
+    delta: float = field(init=False, repr=False, compare=False)
+    accountant: str = field(init=False, repr=False, compare=False)
 
     kind: ClassVar[str] = "training"
     name: ClassVar[str] = "training"
@@ -62,9 +67,12 @@ class Training:
     artefacts: ClassVar[tuple[str, ...]] = ("plan.json", "config.toml", "metrics.jsonl", "model.safetensors")
 
     def __post_init__(self) -> None:
+        plan = self.plan
+        for owner, names in ((plan.recipe, ("unit", "adjacency", "records")), (plan, ("delta", "accountant"))):
+            for name in names:
+                object.__setattr__(self, name, getattr(owner, name))
         if self.batches is None or self.batches.most is None:
             return
-        plan = self.plan
         stated = accounting.epsilon(self.event, plan.delta, adjacency=plan.recipe.adjacency, accountant=plan.accountant)
         if stated < plan.epsilon:
             rule = f"would make epsilon {stated:.3g} of {plan.epsilon:.3g}: where units take part that seldom, plan a sampler that says so"
@@ -79,31 +87,6 @@ class Training:
     def releases(self) -> int:
         """One a step."""
         return self.plan.recipe.steps
-
-    @property
-    def unit(self) -> Unit:
-        """The plan's."""
-        return self.plan.recipe.unit
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """The plan's."""
-        return self.plan.recipe.adjacency
-
-    @property
-    def delta(self) -> float:
-        """The plan's."""
-        return self.plan.delta
-
-    @property
-    def accountant(self) -> str:
-        """The plan's."""
-        return self.plan.accountant
-
-    @property
-    def records(self) -> int:
-        """The plan's."""
-        return self.plan.recipe.records
 
     def files(self) -> Mapping[str, bytes]:
         """The plan, to be read without the ledger."""
@@ -231,7 +214,7 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
 
 @register
 @dataclass(frozen=True)
-class Evaluation(GaussianPromise):
+class Evaluation(GaussianClaim):
     """The claim of a billed evaluation: counts of right and wrong answers on private held-out records, with Gaussian noise."""
 
     kind: ClassVar[str] = "evaluation"

@@ -22,7 +22,7 @@ import dpfy
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import check, events
 from dpfy.core.book import Permit
-from dpfy.core.claim import YES, Assumption, Promise, register
+from dpfy.core.claim import YES, Assumption, Claim, register
 from dpfy.core.random import Randomness
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder
@@ -30,7 +30,7 @@ from dpfy.runs.folder import Place, RunFolder
 
 @register
 @dataclass(frozen=True)
-class LaplaceCount(Promise):
+class LaplaceCount(Claim):
     """How many people there are, with Laplace noise: the claim."""
 
     noise_multiplier: float

@@ -62,24 +62,18 @@ def test_one_derived_file_can_be_made_from_another(run, rounded):
     assert Ledger.read(run / "ledger.jsonl").book.derived["share.json"]["public"] == "census 2020"
 
 
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        ({"name": "count.json"}, "name"),
-        ({"name": "privacy.json"}, "name"),
-        ({"name": "ledger.jsonl"}, "name"),
-        ({"name": "../x"}, "name"),
-        ({"name": ".hidden"}, "name"),
-        ({"of": ["model.safetensors"]}, "of"),
-        ({"of": []}, "of"),
-        ({"how": ""}, "how"),
-        ({"how": "two\nlines"}, "how"),
-    ],
-)
-def test_what_is_refused_changes_nothing(run, rounded, more, named):
+REFUSED = {
+    "name": ("count.json", "privacy.json", "ledger.jsonl", "../x", ".hidden"),
+    "of": (["model.safetensors"], []),
+    "how": ("", "two\nlines"),
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in REFUSED.items() for value in values])
+def test_what_is_refused_changes_nothing(run, rounded, field, value):
     before = {p.name: p.read_bytes() for p in run.iterdir()}
-    with pytest.raises(InvalidInput, match=named):
-        derive(run, rounded, **({"of": ["count.json"], "how": "rounded"} | more))
+    with pytest.raises(InvalidInput, match=field):
+        derive(run, rounded, **({"of": ["count.json"], "how": "rounded"} | {field: value}))
     assert {p.name: p.read_bytes() for p in run.iterdir()} == before
 
 

@@ -12,7 +12,7 @@ import pytest
 import dpfy
 from dpfy import accounting
 from dpfy.core import events
-from dpfy.core.claim import Promise, register
+from dpfy.core.claim import Claim, register
 from dpfy.core.ledger import Ledger
 from dpfy.report import card as cards
 from dpfy.report.verify import verify
@@ -23,7 +23,7 @@ DELTA = 1e-5
 
 @register
 @dataclass(frozen=True)
-class Anything(Promise):
+class Anything(Claim):
     """A claim about any event, for tests."""
 
     title: str
