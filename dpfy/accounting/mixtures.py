@@ -52,6 +52,10 @@ class Part:
     count: int
     piece: Piece
 
+    def turned(self, release: Release) -> Release:
+        """`release` as it is met here."""
+        return release.swapped if self.piece.swapped else release
+
     @property
     def adjacency(self) -> Adjacency:
         """The change of the data."""
@@ -61,10 +65,6 @@ class Part:
     def wide(self) -> bool:
         """Whether this is a choice of a wide range."""
         return isinstance(self.leaf, ev.BoundedRange) and self.leaf.epsilon > WIDE
-
-    def turned(self, release: Release) -> Release:
-        """`release` as it is met here."""
-        return release.swapped if self.piece.swapped else release
 
 
 class MixtureCurve:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,8 +72,7 @@ class Profile:
     certain: Callable[[], Sides]
 
 
-@dataclass(frozen=True)
-class _Vertex:
+class _Vertex(NamedTuple):
     """A point of the envelope: epsilon, the bound on f there, and the bound of the other direction at -epsilon that it amounts to."""
 
     epsilon: float

@@ -18,7 +18,7 @@ from dpfy.accounting.gaussian_losses import GaussianPair
 from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
 from dpfy.accounting.other_losses import LaplacePair, discrete_gaussian, discrete_laplace, subsample_atoms
-from dpfy.accounting.rows.row import Divergences, Peer, Release, Row, moves, refuse_replaced
+from dpfy.accounting.rows.row import Divergences, Peer, Release, Row, moves, refuse_replaced, same_fields
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
@@ -65,26 +65,9 @@ def _noise_divided(event: Any, size: int) -> Event:
     return divided
 
 
-def _noise_halved(event: Any) -> Event:
-    return _noise_divided(event, 2)
-
-
-def _noise_within(event: Any) -> None:
-    limits.noise("noise_multiplier", event.noise_multiplier)
-
-
 def _ratio_rho(event: Any, adjacency: Adjacency) -> float:
     """Gaussian 1/(2 sigma^2), pure epsilon at most epsilon^2/2 (Bun & Steinke 2016)."""
     return (moves(adjacency) / float(event.noise_multiplier)) ** 2 / 2
-
-
-def _noise_words(name: str) -> Any:
-    return lambda e: f"a sum with {name} noise of {e.noise_multiplier:.6g} times the bound on one unit"
-
-
-def _same_noise(kind: type) -> Any:
-    """dp-accounting writes a release without noise as one with noise 0."""
-    return lambda e, again: kind(e.noise_multiplier) if e.noise_multiplier else ev.NotPrivate()
 
 
 def _laplace_pair(event: ev.Laplace, adjacency: Adjacency) -> Release:
@@ -125,16 +108,6 @@ def _discrete_poisson(event: Any, rate: float, adjacency: Adjacency) -> Release:
 def _more_sensitive(event: Any, size: int) -> Event:
     grown: Event = replace(event, sensitivity=size * event.sensitivity)
     return grown
-
-
-def _discrete_laplace_within(event: ev.DiscreteLaplace) -> None:
-    limits.noise("noise_parameter", event.noise_parameter)
-    limits.count("sensitivity", event.sensitivity)
-
-
-def _discrete_gaussian_within(event: ev.DiscreteGaussian) -> None:
-    limits.noise("sigma", event.sigma)
-    limits.count("sensitivity", event.sensitivity)
 
 
 def _discrete_gaussian_divergences(event: ev.DiscreteGaussian, adjacency: Adjacency, alphas: Array) -> Divergences:
@@ -215,56 +188,53 @@ def _mixture_within(event: ev.GaussianMixture) -> None:
         raise InvalidInput("sensitivities", max(event.sensitivities), rule)
 
 
-ROWS = (
-    Row(
-        ev.Gaussian,
-        words=_noise_words("Gaussian"),
-        pair=_gaussian_pair,
-        poisson=_gaussian_poisson,
-        gaussian=lambda e: e.noise_multiplier,
+def _noisy_sum(kind: type, **known: Any) -> Row:
+    """A sum whose noise is stated in bounds on one unit. dp-accounting writes a release without noise as one with noise 0."""
+    return Row(
+        kind,
+        words=lambda e: f"a sum with {kind.__name__} noise of {e.noise_multiplier:.6g} times the bound on one unit",
         rho=_ratio_rho,
         group=_noise_divided,
-        halved=_noise_halved,
-        within=_noise_within,
-        peer=Peer("GaussianDpEvent", lambda e, again: (e.noise_multiplier,), _same_noise(ev.Gaussian)),
-    ),
-    Row(
+        halved=lambda e: _noise_divided(e, 2),
+        within=lambda e: limits.noise("noise_multiplier", e.noise_multiplier),
+        peer=replace(
+            same_fields(kind, noise_multiplier="noise_multiplier"),
+            back=lambda e, again: kind(e.noise_multiplier) if e.noise_multiplier else ev.NotPrivate(),
+        ),
+        **known,
+    )
+
+
+def _noisy_integer(kind: type, name: str, parameter: str, **known: Any) -> Row:
+    """An integer with noise on the integers; a group moves it farther."""
+
+    def within(event: Any) -> None:
+        limits.noise(parameter, getattr(event, parameter))
+        limits.count("sensitivity", event.sensitivity)
+
+    def told(e: Any) -> str:
+        return f"an integer of sensitivity {e.sensitivity:,} with {name} noise of parameter {getattr(e, parameter):.6g}"
+
+    return Row(kind, told, _discrete_pair, poisson=_discrete_poisson, group=_more_sensitive, within=within, **known)
+
+
+ROWS = (
+    _noisy_sum(ev.Gaussian, pair=_gaussian_pair, poisson=_gaussian_poisson, gaussian=lambda e: e.noise_multiplier),
+    _noisy_sum(
         ev.Laplace,
-        words=_noise_words("Laplace"),
         pair=_laplace_pair,
         poisson=_laplace_poisson,
-        rho=_ratio_rho,
         pure=lambda e, adjacency: limits.rounded_up(moves(adjacency) / Fraction(e.noise_multiplier)),
-        group=_noise_divided,
-        halved=_noise_halved,
-        within=_noise_within,
-        peer=Peer("LaplaceDpEvent", lambda e, again: (e.noise_multiplier,), _same_noise(ev.Laplace)),
     ),
-    Row(
+    _noisy_integer(
         ev.DiscreteLaplace,
-        words=lambda e: (
-            f"an integer of sensitivity {e.sensitivity:,} with discrete Laplace noise of parameter {e.noise_parameter:.6g}"
-        ),
-        pair=_discrete_pair,
-        poisson=_discrete_poisson,
+        "discrete Laplace",
+        "noise_parameter",
         pure=lambda e, adjacency: limits.rounded_up(moves(adjacency) * e.sensitivity * Fraction(e.noise_parameter)),
-        group=_more_sensitive,
-        within=_discrete_laplace_within,
-        peer=Peer(
-            "DiscreteLaplaceDpEvent",
-            lambda e, again: (e.noise_parameter, e.sensitivity),
-            lambda e, again: ev.DiscreteLaplace(e.noise_parameter, e.sensitivity),
-        ),
+        peer=same_fields(ev.DiscreteLaplace, noise_parameter="noise_parameter", sensitivity="sensitivity"),
     ),
-    Row(
-        ev.DiscreteGaussian,
-        words=lambda e: f"an integer of sensitivity {e.sensitivity:,} with discrete Gaussian noise of parameter {e.sigma:.6g}",
-        pair=_discrete_pair,
-        poisson=_discrete_poisson,
-        divergences=_discrete_gaussian_divergences,
-        rho=_discrete_gaussian_rho,
-        group=_more_sensitive,
-        within=_discrete_gaussian_within,
+    _noisy_integer(
+        ev.DiscreteGaussian, "discrete Gaussian", "sigma", divergences=_discrete_gaussian_divergences, rho=_discrete_gaussian_rho
     ),
     Row(
         ev.RandomizedResponse,
@@ -272,19 +242,13 @@ ROWS = (
         pair=_response_pair,
         pure=_response_pure,
         within=_response_within,
-        peer=Peer(
-            "RandomizedResponseDpEvent",
-            lambda e, again: (e.noise_parameter, e.buckets),
-            lambda e, again: ev.RandomizedResponse(e.noise_parameter, e.num_buckets),
-        ),
+        peer=same_fields(ev.RandomizedResponse, noise_parameter="noise_parameter", buckets="num_buckets"),
         stated=True,
         drawable=False,
     ),
     Row(
         ev.GaussianMixture,
-        words=lambda e: (
-            f"a sum with Gaussian noise of {e.standard_deviation:.6g}, moved by one of {len(e.sensitivities):,} amounts"
-        ),
+        lambda e: f"a sum with Gaussian noise of {e.standard_deviation:.6g}, moved by one of {len(e.sensitivities):,} amounts",
         pair=_mixture_pair,
         poisson=_mixture_poisson,
         within=_mixture_within,

@@ -48,6 +48,20 @@ class Peer:
     back: Callable[[Any, Callable[[Any], Event]], Event]
 
 
+def same_fields(kind: type, **fields: str) -> Peer:
+    """The peer whose name is ours and whose arguments are `fields` of ours, in this order; each is given with its own name there."""
+
+    def arguments(event: Any, again: Callable[[Event], Any]) -> tuple[Any, ...]:
+        return tuple(again(getattr(event, name)) if name == "event" else getattr(event, name) for name in fields)
+
+    def back(event: Any, again: Callable[[Any], Event]) -> Event:
+        values = ((name, getattr(event, theirs)) for name, theirs in fields.items())
+        ours: Event = kind(**{name: again(value) if name == "event" else value for name, value in values})
+        return ours
+
+    return Peer(f"{kind.__name__}DpEvent", arguments, back)
+
+
 def no_pair(event: Event, adjacency: Adjacency) -> Release:
     """No dominating pair is known."""
     raise Unsupported(f"{type(event).__name__} by a dominating pair of its own", "use --accountant tight or rdp")

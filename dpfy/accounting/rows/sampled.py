@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from dpfy.accounting.moments import Array
 from dpfy.accounting.other_losses import Mixture, fold
 from dpfy.accounting.profiles import Profile
 from dpfy.accounting.rows.noise import SILENT, moved, rated, sampled_gaussian
-from dpfy.accounting.rows.row import Divergences, Peer, Release, Row, halved_inside, no_group, row_of, unsampled, words
+from dpfy.accounting.rows.row import Divergences, Release, Row, halved_inside, no_group, row_of, same_fields, unsampled, words
 from dpfy.accounting.rows.stated import amplified_pure, black_box
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
@@ -207,34 +209,11 @@ def _truncated(event: ev.TruncatedPoissonGaussian, adjacency: Adjacency) -> Rele
     return Release(removed, added, (lower.removed, lower.added), touched=q)
 
 
-def _fixed_words(kind: str) -> Any:
-    return lambda e: f"{words(e.event)}, on {e.sample_size:,} of {e.source_size:,} units drawn {kind} replacement"
-
-
-def _fixed_within(event: FixedSize) -> None:
-    limits.count("source_size", event.source_size)
-    limits.count("sample_size", event.sample_size)
-
-
-def _fixed_peer(kind: type) -> Peer:
-    return Peer(
-        f"{kind.__name__}DpEvent",
-        lambda e, again: (e.source_size, e.sample_size, again(e.event)),
-        lambda e, again: kind(e.source_dataset_size, e.sample_size, again(e.event)),
-    )
-
-
 def _with_unsampled(event: ev.SampledWithReplacement, most: int | None) -> Event:
     """One unit may be drawn every time: its contributions add up."""
     inner = unsampled(event.event)
     noise = row_of(inner).gaussian(inner)
     return ev.NotPrivate() if noise is None else ev.Gaussian(noise / event.sample_size)
-
-
-def _truncated_within(event: ev.TruncatedPoissonGaussian) -> None:
-    limits.noise("noise_multiplier", event.noise_multiplier)
-    limits.count("source_size", event.source_size)
-    limits.count("most", event.most)
 
 
 def _bins_unsampled(event: ev.BallsInBins, most: int | None) -> Event:
@@ -261,73 +240,90 @@ def _bins_proven(adjacency: Adjacency) -> None:
         raise Unsupported("BallsInBins under replace-one", "its pair is proven for --adjacency add-or-remove-one and zero-out")
 
 
+def _sampled_row(kind: type, fields: dict[str, str], told: Callable[[Any], str], **known: Any) -> Row:
+    """A release on a sample; `fields` are its own ones as dp-accounting names them, `told` says how the sample is drawn."""
+    return Row(
+        kind,
+        words=lambda e: f"{words(e.event)}, on {told(e)}",
+        halved=halved_inside,
+        peer=same_fields(kind, **fields, event="event"),
+        **known,
+    )
+
+
+def _fixed_row(kind: type, how: str, **known: Any) -> Row:
+    """A sample of a stated size. What is known of it is about replacing a unit."""
+
+    def within(event: FixedSize) -> None:
+        limits.count("source_size", event.source_size)
+        limits.count("sample_size", event.sample_size)
+
+    return _sampled_row(
+        kind,
+        {"source_size": "source_dataset_size", "sample_size": "sample_size"},
+        lambda e: f"{e.sample_size:,} of {e.source_size:,} units drawn {how} replacement",
+        within=within,
+        stated=True,
+        drawable=False,
+        **known,
+    )
+
+
+def _truncated_row() -> Row:
+    def within(event: ev.TruncatedPoissonGaussian) -> None:
+        limits.noise("noise_multiplier", event.noise_multiplier)
+        limits.count("source_size", event.source_size)
+        limits.count("most", event.most)
+
+    there = {
+        "source_size": "dataset_size",
+        "rate": "sampling_probability",
+        "most": "truncated_batch_size",
+        "noise_multiplier": "noise_multiplier",
+    }
+    return Row(
+        ev.TruncatedPoissonGaussian,
+        lambda e: (
+            f"a sum with Gaussian noise of {e.noise_multiplier:.6g} times the bound on one unit, on a Poisson sample at rate "
+            f"{e.rate:g} of at most {e.most:,}"
+        ),
+        _truncated,
+        plain=lambda e: e if e.rate else ev.Nothing(),
+        unsampled=lambda e, most: ev.Gaussian(e.noise_multiplier),
+        within=within,
+        drawable=False,
+        peer=replace(same_fields(ev.TruncatedPoissonGaussian, **there), name="TruncatedSubsampledGaussianDpEvent"),
+    )
+
+
 ROWS = (
-    Row(
+    _sampled_row(
         ev.PoissonSampled,
-        words=lambda e: f"{words(e.event)}, on a Poisson sample at rate {e.rate:g}",
+        {"rate": "sampling_probability"},
+        lambda e: f"a Poisson sample at rate {e.rate:g}",
         pair=lambda e, adjacency: row_of(e.event).poisson(e.event, e.rate, adjacency),
         divergences=_poisson_divergences,
         pure=_poisson_pure,
         group=_poisson_group,
         plain=_poisson_plain,
         unsampled=lambda e, most: unsampled(e.event),
-        halved=halved_inside,
-        peer=Peer(
-            "PoissonSampledDpEvent",
-            lambda e, again: (e.rate, again(e.event)),
-            lambda e, again: ev.PoissonSampled(e.sampling_probability, again(e.event)),
-        ),
     ),
-    Row(
+    _fixed_row(
         ev.SampledWithoutReplacement,
-        words=_fixed_words("without"),
+        "without",
         pair=_without_pair,
         pure=_without_pure,
         plain=_without_plain,
         unsampled=lambda e, most: unsampled(e.event),
-        halved=halved_inside,
-        within=_fixed_within,
-        peer=_fixed_peer(ev.SampledWithoutReplacement),
-        stated=True,
-        drawable=False,
     ),
-    Row(
-        ev.SampledWithReplacement,
-        words=_fixed_words("with"),
-        pair=_fixed_size,
-        plain=_with_plain,
-        unsampled=_with_unsampled,
-        halved=halved_inside,
-        within=_fixed_within,
-        peer=_fixed_peer(ev.SampledWithReplacement),
-        stated=True,
-        drawable=False,
-    ),
-    Row(
-        ev.TruncatedPoissonGaussian,
-        words=lambda e: (
-            f"a sum with Gaussian noise of {e.noise_multiplier:.6g} times the bound on one unit, on a Poisson sample at rate "
-            f"{e.rate:g} of at most {e.most:,}"
-        ),
-        pair=_truncated,
-        plain=lambda e: e if e.rate else ev.Nothing(),
-        unsampled=lambda e, most: ev.Gaussian(e.noise_multiplier),
-        within=_truncated_within,
-        drawable=False,
-        peer=Peer(
-            "TruncatedSubsampledGaussianDpEvent",
-            lambda e, again: (e.source_size, e.rate, e.most, e.noise_multiplier),
-            lambda e, again: ev.TruncatedPoissonGaussian(
-                e.dataset_size, e.sampling_probability, e.truncated_batch_size, e.noise_multiplier
-            ),
-        ),
-    ),
+    _fixed_row(ev.SampledWithReplacement, "with", pair=_fixed_size, plain=_with_plain, unsampled=_with_unsampled),
+    _truncated_row(),
     Row(
         ev.BallsInBins,
         words=lambda e: f"one Gaussian release of the whole run in {len(e.gram)} secret bins, noise {e.noise_multiplier:.6g}",
+        within=lambda e: limits.noise("noise_multiplier", e.noise_multiplier),
         profile=_bins_profile,
         divergences=_bins_divergences,
         unsampled=_bins_unsampled,
-        within=lambda e: limits.noise("noise_multiplier", e.noise_multiplier),
     ),
 )
