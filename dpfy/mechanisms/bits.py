@@ -1,0 +1,61 @@
+"""The random bits of one address: the project's keystream as words, taken in order, none of them twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core import check
+from dpfy.core.random import Randomness
+
+WORD = 64
+READY = 128
+"""Words that are made at a time for callers who take a few."""
+
+Words = NDArray[np.uint64]
+
+
+class Bits:
+    """Fair coins of the address (name, step) under a secret: AES-256 in counter mode, from operating-system entropy by default.
+
+    Guarantees: the words come in the order of the keystream and each is handed out once, whatever the calls: `words(3)` and then
+    `words(5)` are `words(8)`. Two objects with one address give the same words, so an address belongs to one draw: who makes
+    two releases names two addresses. Not for two threads at once. An address ends after 2^33 words, with an error.
+    """
+
+    grain = WORD
+    """How many bits a lazy comparison takes at a time."""
+
+    def __init__(self, randomness: Randomness, name: str, step: int) -> None:
+        self._fill: Callable[[memoryview], None] = randomness.keystream(
+            check.one_line("name", name), check.integer("step", step, 0)
+        )
+        self._ready: Words = np.empty(READY, np.uint64)
+        self._used = READY
+
+    def words(self, count: int) -> Words:
+        """The next `count` words: uniform integers of 64 bits."""
+        out = np.empty(check.integer("count", count, 0), np.uint64)
+        self.into(out)
+        return out
+
+    def into(self, out: Words) -> None:
+        """Overwrite an array (contiguous) with the next words."""
+        held = min(len(out), READY - self._used)
+        out[:held] = self._ready[self._used : self._used + held]
+        self._used += held
+        if len(rest := out[held:]) >= READY:
+            self._fill(rest.data.cast("B"))
+        elif len(rest):
+            self._fill(self._ready.data.cast("B"))
+            rest[:] = self._ready[: len(rest)]
+            self._used = len(rest)
+
+    def take(self, count: int) -> int:
+        """A uniform integer of `count` bits; what is left of its last word is thrown away."""
+        value, words = 0, -(-count // WORD)
+        for word in self.words(words).tolist():
+            value = value << WORD | word
+        return value >> (words * WORD - count)
