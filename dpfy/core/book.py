@@ -43,7 +43,7 @@ FINISHED = "the ledger says that this run is finished: nothing more may be relea
 class Permit:
     """The right to make `releases` releases that together are `uses` times `event`, written in the ledger as `entry` with its `claim`.
 
-    `closed` says why no release may be made (yet, or any more); it is empty where releases are allowed.
+    `closed` says why no release may be made (yet, or any more); it is empty where releases are allowed. `adjacency` is the ledger's.
 
     Guarantees: only a ledger makes one, so whoever holds one has its bill on disk. A mechanism compares what it is about to do with
     `event` (:meth:`check`), so what was typed twice cannot differ.
@@ -56,6 +56,7 @@ class Permit:
     releases: int
     claim: dict[str, Any] = field(compare=False)
     closed: str
+    adjacency: Adjacency
 
     def __init__(self, *_: object, **__: object) -> None:
         raise Unsupported("a permit that no ledger made", "reserve the release: Ledger.reserve, or a run folder with its claim")
@@ -73,16 +74,25 @@ class Permit:
             raise InvalidInput("step", step, rule)
 
 
-def _permit(name: str, event: events.Event, uses: int, entry: str, claim: dict[str, Any], closed: str = "") -> Permit:
+def _permit(
+    name: str, event: events.Event, uses: int, entry: str, claim: dict[str, Any], adjacency: Adjacency, closed: str = ""
+) -> Permit:
     made = object.__new__(Permit)
-    made.__dict__.update(name=name, event=event, uses=uses, entry=entry, claim=claim, closed=closed)
+    made.__dict__.update(name=name, event=event, uses=uses, entry=entry, claim=claim, adjacency=adjacency, closed=closed)
     made.__dict__["releases"] = releases_of(uses, claim)
     return made
 
 
-def rehearsal(event: events.Event, releases: int, name: str = "rehearsal") -> Permit:
+def _changed(held: Permit, closed: str = "") -> Permit:
+    """The same permit, closed for another reason or opened."""
+    return _permit(held.name, held.event, held.uses, held.entry, held.claim, held.adjacency, closed)
+
+
+def rehearsal(
+    event: events.Event, releases: int, name: str = "rehearsal", adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+) -> Permit:
     """A permit for noise on made-up data, in benchmarks, audits and tests. No ledger holds it, so nothing real may be released under it."""
-    return _permit(name, event, releases, "0" * 16, {})
+    return _permit(name, event, releases, "0" * 16, {}, adjacency)
 
 
 @dataclass
@@ -157,15 +167,14 @@ class Book:
             raise InvalidInput("claim", body["claim"], "must be an object, and returnable true or false")
         check.integer("time", body["time"], least=0)
         closed = NOT_BEGUN if body["returnable"] else ""
-        self.reserved[entry] = _permit(name, _event(body["event"]), uses, entry, body["claim"], closed)
+        self.reserved[entry] = _permit(name, _event(body["event"]), uses, entry, body["claim"], self.adjacency, closed)
         if body["returnable"]:
             self.returnable.add(entry)
 
     def _begun(self, body: dict[str, Any]) -> None:
         entry = self._returnable(body)
         self.begun.add(entry)
-        held = self.reserved[entry]
-        self.reserved[entry] = _permit(held.name, held.event, held.uses, entry, held.claim)
+        self.reserved[entry] = _changed(self.reserved[entry])
 
     def _void(self, body: dict[str, Any]) -> None:
         entry = self._returnable(body)
@@ -190,7 +199,7 @@ class Book:
         _matching("card", body["card"], SHA256)
         _hashes(body["files"])
         self.finish = body
-        self.reserved = {e: _permit(p.name, p.event, p.uses, e, p.claim, FINISHED) for e, p in self.reserved.items()}
+        self.reserved = {e: _changed(p, FINISHED) for e, p in self.reserved.items()}
 
     def _attach(self, body: dict[str, Any]) -> None:
         if self.finish is None:

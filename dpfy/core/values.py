@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
 from dpfy.core import check
+from dpfy.core.errors import Unsupported
 from dpfy.core.unit import EXAMPLE, Unit
 
 T = TypeVar("T")
@@ -13,19 +15,41 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest L2 norm that one unit can contribute to a sum. Infinity means unbounded: no noise can protect it."""
+    """The largest L2, L1 and L-infinity norm of what one unit adds. Infinity means unbounded: no noise that needs it can protect it.
 
-    l2: float
+    What follows from the norms that are given is filled in: no L2 norm is above the L1 norm, or above the root of the product of the L1
+    and the L-infinity norm, and no L-infinity norm is above the L2 norm.
+    """
+
+    l2: float = math.inf
+    l1: float = math.inf
+    linf: float = math.inf
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "l2", check.positive_or_infinite("bound.l2", self.l2))
+        l2, l1, linf = (check.positive_or_infinite(f"bound.{f.name}", getattr(self, f.name)) for f in fields(self))
+        l2 = min(l2, l1, math.sqrt(l1) * math.sqrt(linf) * (1 + 2.0**-50))
+        for name, value in (("l2", l2), ("l1", l1), ("linf", min(linf, l2))):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def scalar(cls, most: float) -> Bound:
+        """Of one number, whose norms are all the same."""
+        return cls(most, most, most)
+
+    def finite(self, norm: str, what: str) -> float:
+        """The norm called `norm`, which `what` cannot do without."""
+        if math.isinf(value := float(getattr(self, norm))):
+            way_out = f"bound what one unit adds: clip to Bound({norm}=...), or use a mechanism for a norm that is bounded"
+            raise Unsupported(f"{what} on a value without a bound on its {norm} norm", way_out)
+        return value
 
 
 @dataclass(frozen=True)
 class Bounded(Generic[T]):
     """A sum over units that is still sensitive: each unit adds at most `bound` to `value`.
 
-    Guarantees: whoever constructs it has clipped. Only :class:`dpfy.noise.stream.NoiseStream` turns it into a :class:`Private`.
+    Guarantees: whoever constructs it has clipped. Only :class:`dpfy.noise.stream.NoiseStream` and the mechanisms of
+    :mod:`dpfy.mechanisms` turn it into a :class:`Private`.
     """
 
     value: T
