@@ -73,6 +73,21 @@ class Permit:
             rule = f"the permit {self.name!r} covers {self.releases} releases, steps 0 to {self.releases - 1}"
             raise InvalidInput("step", step, rule)
 
+    def spend(self, step: int, event: events.Event) -> None:
+        """:meth:`check`, once for a step: through one permit nothing is released twice, with the same noise or with other noise."""
+        self.check(step, event)
+        spent = self.__dict__.setdefault("_spent", set())
+        if step in spent:
+            rule = f"was released before under the permit {self.name!r}: reserve every release, or take another step"
+            raise InvalidInput("step", step, rule)
+        spent.add(step)
+
+    def inner(self, event: events.Event, run: int) -> Permit:
+        """The permit of one of the runs among which the best is released, where this permit was given for that."""
+        if self.closed or not isinstance(self.event, events.RepeatAndSelect) or self.event.event != event:
+            raise InvalidInput("event", event, f"is not what the permit {self.name!r} may run several times")
+        return _permit(f"{self.name}, run {run}", event, 1, self.entry, {}, self.adjacency)
+
 
 def _permit(
     name: str, event: events.Event, uses: int, entry: str, claim: dict[str, Any], adjacency: Adjacency, closed: str = ""

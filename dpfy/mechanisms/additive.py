@@ -33,19 +33,15 @@ from dpfy.core import check, events
 from dpfy.core.book import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded, Private
-from dpfy.mechanisms import exact
+from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.grid import Grid, Laid
+from dpfy.mechanisms.mechanism import source
 
 ROUNDING = 16
 """The variance of the random rounding that makes integers of real Gaussian noise, in squared steps."""
 TAIL = 2
 """By how many steps a real Laplace mechanism must be moved farther to cover one on integers."""
-
-
-def source(randomness: Randomness | None, permit: Permit, step: int) -> Bits:
-    """Where the random bits of a release come from: the address (name of the permit, step) of a run's secret, or fresh entropy."""
-    return Bits(Randomness.from_os() if randomness is None else randomness, permit.name, step)
 
 
 @dataclass(frozen=True)
@@ -80,9 +76,7 @@ class Additive(ABC):
         """Where contributions of this bound are best summed."""
         return Grid.of(self.scale(bound), coordinates)
 
-    def release(
-        self, total: Bounded[Any], permit: Permit, randomness: Randomness | None = None, step: int = 0
-    ) -> Private[Any]:
+    def release(self, total: Bounded[Any], permit: Permit, randomness: Randomness | None = None, step: int = 0) -> Private[Any]:
         """The sum with noise: a number, or an array of the shape of the sum.
 
         `total` holds integers on a grid (`Grid.sum`), or numbers that were summed elsewhere, whose rounding is charged.
@@ -90,12 +84,12 @@ class Additive(ABC):
         Guarantees: refuses a step or an event that the permit does not cover, and a sum without the norm that the noise needs. The noise
         is drawn exactly on a public grid; it is a function of (secret, name of the permit, step). Nothing is raised because of the data.
         """
-        permit.check(step, self.event)
         if not isinstance(total.value, Laid):
             total = self.grid(total.bound, max(1, np.size(total.value))).lay(total)
         grid, counts = total.value.grid, total.value.counts
         parameter = self._whole(grid.steps(total.bound.finite(self.norm, f"{type(self).__name__} noise")))
-        noise = self._noise(counts.size, parameter, source(randomness, permit, step)).reshape(counts.shape)
+        bits = source(self.event, permit, randomness, step)
+        noise = self._noise(counts.size, parameter, bits).reshape(counts.shape)
         return Private(grid.values(np.asarray(counts + noise)))
 
 
@@ -118,7 +112,7 @@ class Laplace(Additive):
         return math.ceil(Fraction(self.noise_multiplier) * (math.floor(most) + TAIL))
 
     def _noise(self, count: int, parameter: int, bits: Bits) -> NDArray[np.int64]:
-        return exact.laplace(count, Fraction(parameter), bits)
+        return integers.laplace(count, parameter, bits)
 
 
 @dataclass(frozen=True)
@@ -144,4 +138,4 @@ class Gaussian(Additive):
         return math.isqrt(math.ceil((Fraction(self.noise_multiplier) * most) ** 2) + ROUNDING) + 1
 
     def _noise(self, count: int, parameter: int, bits: Bits) -> NDArray[np.int64]:
-        return exact.gaussian(count, Fraction(parameter), bits)
+        return integers.gaussian(count, parameter, bits)

@@ -82,7 +82,9 @@ class Grid:
         """
         table = np.asarray(rows)
         if table.ndim < 1 or table.dtype.kind not in "biuf":
-            raise InvalidInput("rows", f"{table.dtype} of {table.ndim} axes", "must be an array of numbers, one row for each unit")
+            raise InvalidInput(
+                "rows", f"{table.dtype} of {table.ndim} axes", "must be an array of numbers, one row for each unit"
+            )
         shape, size = table.shape[1:], math.prod(table.shape[1:])
         limits = self._limits(bound, size)
         table, total = table.reshape(len(table), size), np.zeros(size, np.int64)
@@ -102,7 +104,9 @@ class Grid:
         if value.dtype.kind not in "biuf":
             raise InvalidInput("value", str(value.dtype), "must be a number or an array of numbers")
         most = math.ldexp(1.0, ROOM)
-        counts = np.clip(np.nan_to_num(np.ldexp(value.astype(np.float64), -self.exponent), posinf=most, neginf=-most), -most, most)
+        with np.errstate(all="ignore"):
+            counts = np.nan_to_num(np.ldexp(value.astype(np.float64), -self.exponent), posinf=most, neginf=-most)
+            counts = np.clip(counts, -most, most)
         step, size = float(self.step), value.size
         grown = [total.bound.l2 + math.sqrt(size) * step, total.bound.l1 + size * step, total.bound.linf + step]
         return Bounded(Laid(self, np.rint(counts).astype(np.int64)), Bound(*(up(b) for b in grown)), total.unit)
@@ -116,7 +120,7 @@ class Grid:
 
     def _rounded(self, rows: NDArray[Any], limits: Bound) -> NDArray[np.int64]:
         """Whole numbers of steps, each row within the limits before it is rounded."""
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             rows = np.ldexp(rows.astype(np.float64), -self.exponent)
             rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
             rows = np.clip(rows, -limits.linf, limits.linf)

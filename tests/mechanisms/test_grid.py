@@ -38,7 +38,9 @@ def test_bound_grows_by_little():
     grid = Grid.of(1.0)
     assert grid.sum([0.5], Bound.scalar(1.0)).bound == Bound.scalar(1.0)
     wide = grid.sum(np.zeros((3, 100)), Bound(1.0, 4.0, 0.5)).bound
-    assert 1 <= wide.l2 < 1 + 1e-5 and 4 <= wide.l1 < 4 + 1e-4 and wide.linf == 0.5
+    assert 1 <= wide.l2 < 1 + 1e-5
+    assert 4 <= wide.l1 < 4 + 1e-4
+    assert wide.linf == 0.5
 
 
 def test_any_order_and_any_split_is_the_same_sum():
@@ -68,9 +70,12 @@ def test_what_was_summed_elsewhere_is_charged():
     grid = Grid(-4)
     laid = grid.lay(Bounded(np.array([0.26, -3.0]), Bound(1.0, 1.0, 1.0)))
     assert laid.value.counts.tolist() == [4, -48]
-    assert laid.bound.linf >= 1 + 1 / 16 and laid.bound.l1 >= 1 + 2 / 16 and laid.bound.l2 >= 1 + math.sqrt(2) / 16
+    assert laid.bound.linf >= 1 + 1 / 16
+    assert laid.bound.l1 >= 1 + 2 / 16
+    assert laid.bound.l2 >= 1 + math.sqrt(2) / 16
     whole = grid.lay(Bounded(np.array([3, -1]), Bound(1.0)))
-    assert whole.value.counts.tolist() == [48, -16] and whole.bound == Bound(1.0)
+    assert whole.value.counts.tolist() == [48, -16]
+    assert whole.bound == Bound(1.0)
     assert grid.lay(Bounded(math.nan, Bound.scalar(1.0))).value.counts == 0
     assert grid.lay(Bounded(math.inf, Bound.scalar(1.0))).value.counts == 1 << 62
     assert grid.lay(Bounded(10**18, Bound.scalar(1.0))).value.counts == (10**18 * 16 + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -97,5 +102,7 @@ def test_refused(attempt, words):
 
 def test_norms_that_follow_are_filled_in():
     assert Bound(l1=2.0) == Bound(2.0, 2.0, 2.0)
-    assert Bound(l1=4.0, linf=1.0).l2 == pytest.approx(2.0) and Bound(l1=4.0, linf=1.0).l2 >= 2
-    assert Bound(1.0) == Bound(1.0, math.inf, 1.0) and Bound().l2 == math.inf
+    assert Bound(l1=4.0, linf=1.0).l2 == pytest.approx(2.0)
+    assert Bound(l1=4.0, linf=1.0).l2 >= 2
+    assert Bound(1.0) == Bound(1.0, math.inf, 1.0)
+    assert Bound().l2 == math.inf

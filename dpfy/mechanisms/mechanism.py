@@ -1,0 +1,60 @@
+"""What mechanisms have in common: a permit is spent before random bits are had, and what a bill assumes of neighbours is compared."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from dpfy.core import check, events
+from dpfy.core.book import Permit
+from dpfy.core.errors import InvalidInput
+from dpfy.core.random import Randomness
+from dpfy.core.unit import Adjacency
+from dpfy.mechanisms.bits import Bits
+
+
+def source(event: events.Event, permit: Permit, randomness: Randomness | None, step: int) -> Bits:
+    """The random bits of one release, for a permit that was given for `event` and has not been used for this step.
+
+    They are those of the address (name of the permit, step) under a run's secret, or of a fresh one where none is given.
+    """
+    permit.spend(step, event)
+    return Bits(Randomness.from_os() if randomness is None else randomness, permit.name, step)
+
+
+@dataclass(frozen=True)
+class Stated(ABC):
+    """A mechanism whose bill states `epsilon` for neighbours of one kind, `adjacency`.
+
+    The bill says nothing of other neighbours, so a permit of a ledger with another adjacency is refused.
+    """
+
+    epsilon: float
+    adjacency: Adjacency = field(default=Adjacency.ADD_OR_REMOVE_ONE, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check.epsilon("epsilon", self.epsilon)
+        object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
+
+    @property
+    @abstractmethod
+    def event(self) -> events.Event:
+        """All that a release does."""
+
+    @property
+    def moves(self) -> int:
+        """By how many contributions of one unit neighbours differ."""
+        return 2 if self.adjacency is Adjacency.REPLACE_ONE else 1
+
+    def _source(self, permit: Permit, randomness: Randomness | None, step: int) -> Bits:
+        agree(self.adjacency, permit)
+        return source(self.event, permit, randomness, step)
+
+
+def agree(adjacency: Adjacency, permit: Permit) -> None:
+    """Refuse a permit whose ledger hides another change of the data than the one that a bill was made for."""
+    if permit.adjacency is not adjacency:
+        rule = (
+            f"is not that of the ledger, {permit.adjacency.value}: make the mechanism with it, so that it adds the noise for it"
+        )
+        raise InvalidInput("adjacency", adjacency.value, rule)
