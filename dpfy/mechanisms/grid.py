@@ -136,8 +136,12 @@ class Grid:
         if size <= 1:
             return Bound.scalar(max(whole, float(self.step)))
         lost = 1 + (size + 16) * 2.0**-51
-        l2, l1 = (b * lost + more for b, more in ((limits.l2, math.sqrt(size) / 2), (limits.l1, size / 2)))
-        return Bound(*(up(math.ldexp(b, self.exponent)) if b < math.inf else b for b in (l2, l1)), max(whole, float(self.step)))
+        l2, l1 = limits.l2 * lost + math.sqrt(size) / 2, limits.l1 * lost + size / 2
+        return Bound(self._length(l2), self._length(l1), max(whole, float(self.step)))
+
+    def _length(self, steps: float) -> float:
+        """So many steps, or infinitely many, as a length, rounded up."""
+        return up(math.ldexp(steps, self.exponent)) if steps < math.inf else steps
 
 
 def up(value: float) -> float:
