@@ -5,22 +5,24 @@ P(at most k), certified (:mod:`dpfy.mechanisms.laws`). Where the bits of the wor
 with probability below size / 2^63) more bits are drawn, and the threshold is computed more closely, until it is decided. What lies beyond
 the table is drawn by itself. So every value has the stated law exactly: given fair bits the total variation is 0. Nothing here is a float.
 
-A wide law is drawn in blocks of 2^low values: a block by the table of the law at their beginnings, a place in it by fair bits, and the
-pair is kept with probability exp(-(difference of their exponents)). A bound that holds for the whole block decides nearly always, in
-integers; an exact comparison decides the rest.
+A wide law is drawn in blocks of 2^low values, by the ziggurat's idea (Marsaglia & Tsang 2000). A point is thrown under a staircase over the
+weights, whose step k is the weight w_k at the beginning of block k. What lies below the next step, w_(k+1), lies below the weights of
+the whole block: any place of block k, on either side, has the same part there. These parts, and all that is left (w_0, since
+the differences of the steps add up to it), have the law w_0, w_1, w_2, ... of a table: k + 1 says block k, and 0, seldom, says that the
+point is between two steps, where it is compared exactly.
 
 Timing: the vector route does the same work for every value. What differs: which cells of the tables are read (whoever shares the cache
-might see it); cells with several thresholds (a search instead of one comparison: some 1% of the values, far ones mostly); exact
-comparisons in a wide law (below 0.1% of the values; how many candidates are dropped is independent of what is kept); ties and tails
-(below 2^-40). Whoever can time single draws must be kept away, as from the data.
+might see it); cells with several thresholds (a search instead of one comparison: some 1% of the values, far ones mostly); points
+between two steps in a wide law (one in a thousand at 2^20 values, in proportion to where the weights fall; how many are thrown again is
+independent of what is kept); ties and tails (below 2^-40). Whoever can time single draws must be kept away, as from the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,21 +31,21 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.mechanisms.bits import Bits, Words
 from dpfy.mechanisms.exact import rational
-from dpfy.mechanisms.laws import FIRST, Law, thresholds
-from dpfy.mechanisms.reals import Uniform, exp
+from dpfy.mechanisms.laws import FIRST, Law, thresholds, weights
+from dpfy.mechanisms.reals import Enclosed, Enclosure, Uniform, exp, less
 
 Integers = NDArray[np.int64]
 
 SCALES = (Fraction(1, 1 << 20), 1 << 45)
 """Between these scales values fit 64 bits with room to spare."""
 
-BLOCK = 1 << 14
+BLOCK = 1 << 15
 """Values made at a time: they stay in the cache."""
 
-MANY, WIDE, NARROW = 1 << 14, 12, 5
-"""From so many values on, a table of up to 2^WIDE scales is worth its making; for fewer, of up to 2^NARROW."""
+FEW, MANY = 5, 12
+"""The table of a law reaches to 2^FEW scales for few values, which is made in a moment, and to 2^MANY for millions."""
 
-LOW_BIT = np.uint64(1)
+LAST = np.uint64(1)
 
 
 def laplace(count: int, scale: Fraction | int, bits: Bits) -> Integers:
@@ -69,132 +71,152 @@ def _scale(name: str, value: Fraction | int) -> Fraction:
 
 
 def split(scale: Fraction, count: int) -> int:
-    """How many low bits of a magnitude are drawn by themselves: 0 where the whole law fits a table."""
-    return max(0, int(scale).bit_length() - (WIDE if count >= MANY else NARROW))
+    """How many low bits of a magnitude are drawn by themselves: 0 where the law fits a table that is worth its making."""
+    reach = min(max(count.bit_length() - 9, FEW), MANY)
+    return max(0, int(scale).bit_length() - reach)
 
 
 def _draw(count: int, scale: Fraction, square: bool, bits: Bits) -> Integers:
     out = np.empty(check.integer("count", count, 0), np.int64)
     low = split(scale, count)
-    source = Table.of(scale, square, low)
-    done = 0
-    while done < count:
-        values = source.values(min(BLOCK, count - done), bits)
-        out[done : done + len(values)] = values
-        done += len(values)
+    table = _wide(scale, square, low) if low else _narrow(scale, square)
+    for start in range(0, count, BLOCK):
+        part = out[start : start + BLOCK]
+        table.draw(part, bits)
     return out
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
-    """A law, cut into cells by the top bits of a word: the smallest magnitude of each cell and the one threshold in it.
+class Steps:
+    """Increasing numbers in (0, 1) without a last bit: from a uniform number to how many of them it has reached, by its first 63 bits.
 
-    A cell with several thresholds, and the last one, has -1 for its magnitude, and is searched.
+    `rough` encloses them at the precision FIRST, `number(k)` as closely as asked for. The last bit of a word is left alone: it is a sign.
     """
 
-    law: Law
-    low: int
-    thresholds: Words
-    smallest: NDArray[np.int32]
-    one: Words
-    sure: Words
-
-    @staticmethod
-    @lru_cache(maxsize=32)
-    def of(scale: Fraction, square: bool, low: int) -> Table:
-        """The table of magnitudes (low = 0), or of blocks of 2^low of them."""
-        rate = Fraction(4**low) / (2 * scale * scale) if square else Fraction(2**low) / scale
-        law = Law(rate, square, folded=not low)
-        edges = np.array(list(_certified(law)), np.uint64) << LOW_BIT | LOW_BIT
-        cells = min(max(len(edges).bit_length() + 3, 10), 16)
-        starts = np.arange(1 << cells, dtype=np.uint64) << np.uint64(64 - cells)
-        smallest = np.searchsorted(edges, starts).astype(np.int32)
-        inside = np.diff(smallest, append=np.int32(len(edges)))
-        one = np.where(inside == 1, edges[np.minimum(smallest, len(edges) - 1)], np.uint64(2**64 - 1))
-        smallest[(inside > 1)] = -1
-        smallest[-1] = -1
-        return Table(law, low, edges, smallest, one, _sure(law, low))
-
-    def values(self, count: int, bits: Bits) -> Integers:
-        """Up to `count` signed values: fewer if some were not kept."""
-        words = bits.words(count)
-        magnitudes = self.magnitudes(words, bits)
-        signs = (words & LOW_BIT).view(np.int64)
-        if self.low:
-            magnitudes, kept = self.fill(magnitudes, bits)
-            kept &= (magnitudes > 0) | (signs == 0)  # there is one zero
-            magnitudes, signs = magnitudes[kept], signs[kept]
-        magnitudes ^= -signs
-        magnitudes += signs
-        return magnitudes
-
-    def magnitudes(self, words: Words, bits: Bits) -> Integers:
-        """One draw of the law for each word; its lowest bit is left for the sign."""
-        cells = (words >> np.uint64(64 - len(self.one).bit_length() + 1)).view(np.int64)
-        smallest, one = self.smallest.take(cells), self.one.take(cells)
-        found = smallest.astype(np.int64)
-        found += words > one
-        ends = words | LOW_BIT
-        for i in np.flatnonzero(ends == one).tolist():
-            found[i] = self.settle(int(words[i]), bits)
-        if len(several := np.flatnonzero(smallest < 0)):
-            found[several] = self.search(words[several], bits)
-        return found
+    def __init__(self, rough: Iterable[Enclosure], number: Callable[[int], Enclosed]) -> None:
+        self.number = number
+        self.edges: Words = np.array([first_bits(pair, number, k) for k, pair in enumerate(rough)], np.uint64) << LAST | LAST
 
     def search(self, words: Words, bits: Bits) -> Integers:
-        """The same by search, for cells with several thresholds and for the tail."""
-        ends = words | LOW_BIT
-        found = np.searchsorted(self.thresholds, ends)
-        tied = self.thresholds.take(found, mode="clip") == ends
-        for i in np.flatnonzero(tied | (found == self.law.size)).tolist():
-            found[i] = self.settle(int(words[i]), bits)
+        """How many numbers each word has reached."""
+        ends = words | LAST
+        found = np.searchsorted(self.edges, ends)
+        for i in np.flatnonzero(self.edges.take(found, mode="clip") == ends).tolist():
+            found[i] = self.settle(Uniform(bits, int(words[i]) >> 1, 63))
         return found
 
-    def settle(self, word: int, bits: Bits) -> int:
-        """The draw of a word whose 63 bits do not decide, or which fall beyond the table: with more bits, and exactly."""
-        uniform = Uniform(bits, word >> 1, 63)
-        least, most = 0, self.law.size
+    def settle(self, uniform: Uniform) -> int:
+        """The same for one uniform number, with as many bits as it takes."""
+        least, most = 0, len(self.edges)
         while least < most:
             middle = (least + most) // 2
-            if uniform.below(lambda precision: self.law.threshold(middle, precision)):  # noqa: B023
-                most = middle
-            else:
-                least = middle + 1
-        return least if least < self.law.size else self.law.tail(bits)
-
-    def fill(self, blocks: Integers, bits: Bits) -> tuple[Integers, NDArray[np.bool_]]:
-        """Magnitudes in the blocks, and which of them are kept: low bits that are fair, then a coin for the rest of the exponent."""
-        words, low = bits.words(len(blocks)), np.uint64(self.low)
-        places = (words >> np.uint64(64 - self.low)).view(np.int64)
-        kept = (words << low) < self.sure.take(blocks, mode="clip")
-        for i in np.flatnonzero(~kept).tolist():
-            coin = Uniform(bits, int(words[i]) & ((1 << 64 - self.low) - 1), 64 - self.low)
-            kept[i] = coin.below(exp(self.excess(int(blocks[i]), int(places[i]))))
-        return (blocks << np.int64(self.low)) + places, kept
-
-    def excess(self, block: int, place: int) -> Fraction:
-        """By how much the exponent of a place exceeds that of its block's beginning."""
-        part = Fraction(place, 1 << self.low)
-        return self.law.rate * (part * (2 * block + part) if self.law.square else part)
+            least, most = (least, middle) if uniform.below(self.number(middle)) else (middle + 1, most)
+        return least
 
 
-def _certified(law: Law) -> Iterator[int]:
-    """The first 63 bits of each threshold: both ends of its enclosure have them."""
-    most = 2**63 - 1
-    for k, (low, high) in enumerate(thresholds(law, FIRST)):
-        work = FIRST
-        while low >> (work - 63) != min(high >> (work - 63), most):
-            work *= 2
-            low, high = thresholds(law, work)[k]
-        yield low >> (work - 63)
+def first_bits(rough: Enclosure, number: Callable[[int], Enclosed], k: int) -> int:
+    """The first 63 bits of a number in (0, 1), certain: both ends of an enclosure have them."""
+    (low, high), precision = rough, FIRST
+    while (first := low >> (precision - 63)) != min(high >> (precision - 63), 2**63 - 1):
+        precision *= 2
+        low, high = number(k)(precision)
+    return first
 
 
-def _sure(law: Law, low: int) -> Words:
-    """For each block the number below which the bits of the coin keep any place of it: 1 less its largest exponent; 0 for the tail."""
-    if not low:
-        return np.zeros(1, np.uint64)
-    bounds = []
-    for block in range(law.size):
-        excess = law.rate * (2 * block + 1 if law.square else 1)
-        bounds.append(max(0, int((1 - excess) * 2**64) - (1 << low) + 1))
-    return np.array([*bounds, 0], np.uint64)
+class Table:
+    """A law, cut into cells by the top bits of a word: how many steps lie before each cell, and the one step in it.
+
+    The last cell, and those with several steps, are searched: they are marked by -1.
+    """
+
+    def __init__(self, law: Law) -> None:
+        self.law = law
+        self.steps = Steps(thresholds(law, FIRST), lambda k: lambda precision: law.threshold(k, precision))
+        edges = self.steps.edges
+        cells = min(max(len(edges).bit_length() + 3, 10), 16)
+        starts = np.arange(1 << cells, dtype=np.uint64) << np.uint64(64 - cells)
+        before = np.searchsorted(edges, starts).astype(np.int32)
+        inside = np.diff(before, append=np.int32(len(edges)))
+        self.shift = np.uint64(64 - cells)
+        self.step: Words = np.where(inside == 1, edges.take(before, mode="clip"), np.uint64(2**64 - 1))
+        before[inside > 1] = before[-1] = -1
+        self.before: NDArray[np.int32] = before
+
+    def values(self, words: Words, bits: Bits) -> Integers:
+        """One draw of the law for each word, but for its last bit."""
+        cells = (words >> self.shift).view(np.int64)
+        before, step = self.before.take(cells), self.step.take(cells)
+        found = np.add(before, words > step, dtype=np.int64)
+        rare = before < 0
+        rare |= (words | LAST) == step
+        if len(places := np.flatnonzero(rare)):
+            found[places] = self.steps.search(words[places], bits)
+            for i in places[found[places] == self.law.size].tolist():
+                found[i] = self.law.tail(bits)
+        return found
+
+
+class Narrow:
+    """A law whose magnitudes are drawn from one table."""
+
+    def __init__(self, scale: Fraction, square: bool) -> None:
+        self.table = Table(Law(1 / (2 * scale * scale) if square else 1 / scale, square, folded=True))
+
+    def draw(self, out: Integers, bits: Bits) -> None:
+        """Overwrite an array with draws."""
+        words = bits.words(len(out))
+        signs = (words & LAST).view(np.int64)
+        np.bitwise_xor(self.table.values(words, bits), -signs, out=out)
+        out += signs
+
+
+class Wide:
+    """A law whose magnitudes are drawn in blocks of 2^low, below a staircase."""
+
+    def __init__(self, scale: Fraction, square: bool, low: int) -> None:
+        self.low = low
+        self.law = Law(Fraction(4**low) / (2 * scale * scale) if square else Fraction(2**low) / scale, square, folded=False)
+        self.table = Table(self.law)
+        one = 1 << FIRST
+        heights = islice(weights(self.law, FIRST), 1, self.law.size + 1)
+        self.falls = Steps(((one - high, one - low) for low, high in heights), lambda k: self.depth(k + 1))
+
+    def depth(self, place: int | Fraction) -> Enclosed:
+        """How far the weight at a place, counted in blocks, lies below 1."""
+        return less(exp(self.law.exponent(place)))
+
+    def draw(self, out: Integers, bits: Bits) -> None:
+        """Overwrite an array with draws."""
+        words = bits.words(len(out))
+        blocks = self.table.values(words, bits)
+        between = np.flatnonzero(blocks == 0)
+        blocks -= 1
+        self.place(blocks, words, bits, out)
+        if len(between):
+            out[between] = self.between(len(between), bits)
+
+    def place(self, blocks: Integers, words: Words, bits: Bits, out: Integers) -> None:
+        """Fair places in blocks, on the side of the words' last bits: block 0 is 0 to 2^low - 1, or -1 to -2^low."""
+        blocks <<= np.int64(self.low)
+        blocks |= (bits.words(len(out)) >> np.uint64(64 - self.low)).view(np.int64)
+        np.bitwise_xor(blocks, -(words & LAST).view(np.int64), out=out)
+
+    def between(self, count: int, bits: Bits) -> Integers:
+        """Draws for points between two steps: their depth says which, and a place there is kept if its weight reaches above the point."""
+        words = bits.words(count)
+        blocks = np.searchsorted(self.falls.edges, words | LAST)
+        out, depths = np.empty(count, np.int64), [Uniform(bits, word >> 1, 63) for word in words.tolist()]
+        rare = self.falls.edges.take(blocks, mode="clip") <= words | LAST  # on a step, or beyond the last one
+        for i in np.flatnonzero(rare).tolist():
+            blocks[i] = self.falls.settle(depths[i])
+            while blocks[i] >= len(self.falls.edges) and not depths[i].below(self.depth(int(blocks[i]) + 1)):
+                blocks[i] += 1
+        self.place(blocks, words, bits, out)
+        thrown = [d.below(self.depth(Fraction(abs(x), 1 << self.low))) for d, x in zip(depths, out.tolist(), strict=True)]
+        if any(thrown):
+            again = np.empty(sum(thrown), np.int64)
+            self.draw(again, bits)
+            out[thrown] = again
+        return out
+
+
+_narrow, _wide = lru_cache(maxsize=16)(Narrow), lru_cache(maxsize=16)(Wide)

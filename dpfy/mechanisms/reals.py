@@ -45,29 +45,34 @@ def exp(gamma: Fraction) -> Enclosed:
     return lambda precision: exp_enclosure(gamma, precision)
 
 
+def less(number: Enclosed) -> Enclosed:
+    """One less a number."""
+
+    def enclosed(precision: int) -> Enclosure:
+        low, high = number(precision)
+        return (1 << precision) - high, (1 << precision) - low
+
+    return enclosed
+
+
 def exp_enclosure(gamma: Fraction, precision: int) -> Enclosure:
     """exp(-gamma) enclosed at a precision, within a few units of the last bit.
 
-    gamma is halved until it is below 1/256, the series alternates there, so that its partial sums enclose it; then it is squared as often.
+    gamma is halved until it is below 1/256; the series alternates there, so that what is not summed is below the last term; the result is
+    squared as often. Rounding: gamma is rounded down (its exponential moves by less than a unit), each term too, by less than two units.
     """
     if not gamma:
         return 1 << precision, 1 << precision
-    halvings = (gamma.numerator // gamma.denominator).bit_length() + 8
+    halvings = (256 * gamma.numerator // gamma.denominator).bit_length()
     work = precision + halvings + 16
-    scaled = gamma.numerator << work
-    low, high = scaled // (divisor := gamma.denominator << halvings), -(-scaled // divisor)
-    low, high = _series(high, work)[0], _series(low, work)[1]
-    for _ in range(halvings):
-        low, high = low * low >> work, (high * high >> work) + 1
-    return low >> (work - precision), min(-(-high >> (work - precision)), 1 << precision)
-
-
-def _series(x: int, work: int) -> Enclosure:
-    """exp(-x / 2^work) for x / 2^work <= 1/128. Each term is rounded down, off by less than two units; the last bounds what is left."""
+    x = (gamma.numerator << work - halvings) // gamma.denominator
     total = term = 1 << work
     count = 0
     while term:
         count += 1
         term = (term * x >> work) // count
-        total += -term if count % 2 else term
-    return total - 2 * count - 1, total + 2 * count + 1
+        total += -term if count & 1 else term
+    low, high = total - 2 * count - 2, total + 2 * count + 2
+    for _ in range(halvings):
+        low, high = low * low >> work, (high * high >> work) + 1
+    return low >> (work - precision), min(-(-high >> (work - precision)), 1 << precision)
