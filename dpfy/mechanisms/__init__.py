@@ -1,8 +1,9 @@
 """Mechanisms: one release each, with noise whose law is the stated one to the last bit."""
 
 from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.exact import below, bernoulli, bernoulli_exp, choose, geometric, permutation, permute_and_flip
+from dpfy.mechanisms.exact import below, bernoulli, bernoulli_exp, coins, geometric, uniform
 from dpfy.mechanisms.integers import gaussian, laplace
+from dpfy.mechanisms.selection import choose, permutation, permute_and_flip
 
 __all__ = [
     "Bits",
@@ -10,9 +11,11 @@ __all__ = [
     "bernoulli",
     "bernoulli_exp",
     "choose",
+    "coins",
     "gaussian",
     "geometric",
     "laplace",
     "permutation",
     "permute_and_flip",
+    "uniform",
 ]

@@ -1,4 +1,4 @@
-"""Exact draws, one at a time: from fair bits, whole numbers and fractions, to the stated law with total variation 0.
+"""Exact coins and small laws: from fair bits, whole numbers and fractions, to the stated law with total variation 0.
 
 What depends on secrets: how many trials a rejection takes is independent of what it returns; how many words `geometric` takes is not, and
 Python's own integers are not constant in time. Whoever can time single draws must be kept away, as from the data.
@@ -6,7 +6,6 @@ Python's own integers are not constant in time. Whoever can time single draws mu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 from numbers import Integral, Rational
 
@@ -15,18 +14,15 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.reals import Uniform, exp, exp_enclosure
+from dpfy.mechanisms.bits import WORD, Bits
+from dpfy.mechanisms.reals import Uniform, constant, exp
 
 DIGITS = 4096
 """The most binary digits of a numerator or a denominator: more is a mistake, or an attack on the processor."""
 
-FAR = 256
-"""Exponents beyond this many halvings are proposed as if they had this many, and then accepted as seldom as it takes."""
-
 
 def rational(name: str, value: object, least: Fraction | int = 0) -> Fraction:
-    """A whole number or a Fraction of at least `least`; floats are refused, since what they stand for is not what they are."""
+    """A whole number or a Fraction of at least `least`; floats are refused: what is meant by 0.1 is not what it is."""
     if isinstance(value, bool) or not isinstance(value, Rational):
         raise InvalidInput(name, value, "must be a whole number or a fractions.Fraction (of a float: Fraction(0.1))")
     number = Fraction(int(value.numerator), int(value.denominator))
@@ -34,6 +30,13 @@ def rational(name: str, value: object, least: Fraction | int = 0) -> Fraction:
         raise InvalidInput(name, value, f"must be at least {least}")
     if max(number.numerator.bit_length(), number.denominator.bit_length()) > DIGITS:
         raise InvalidInput(name, value, f"must have at most {DIGITS} binary digits above and below the line")
+    return number
+
+
+def probability(name: str, value: object) -> Fraction:
+    """A whole number or a Fraction in [0, 1]."""
+    if (number := rational(name, value)) > 1:
+        raise InvalidInput(name, value, "must lie in [0, 1]")
     return number
 
 
@@ -49,9 +52,7 @@ def below(n: int, bits: Bits) -> int:
 
 def bernoulli(p: Fraction | int, bits: Bits) -> bool:
     """True with probability p."""
-    if (p := rational("p", p)) > 1:
-        raise InvalidInput("p", p, "must lie in [0, 1]")
-    return below(p.denominator, bits) < p.numerator
+    return Uniform(bits).below(constant(probability("p", p)))
 
 
 def bernoulli_exp(gamma: Fraction | int, bits: Bits) -> bool:
@@ -61,97 +62,40 @@ def bernoulli_exp(gamma: Fraction | int, bits: Bits) -> bool:
 
 def geometric(gamma: Fraction | int, bits: Bits) -> int:
     """An integer x >= 0 with probability proportional to exp(-gamma x). Reference: Canonne, Kamath & Steinke 2020, algorithm 2."""
-    gamma = rational("gamma", gamma)
-    if not gamma:
+    if not (rate := rational("gamma", gamma)):
         raise InvalidInput("gamma", gamma, "must be greater than 0")
-    unit = gamma.denominator  # of a geometric number with rate 1 / unit: its low digit, then its high one
+    unit = rate.denominator  # a geometric number of rate 1 / unit: its low digit, then its high one
     while not bernoulli_exp(Fraction(low := below(unit, bits), unit), bits):
         pass
     high = 0
     while bernoulli_exp(1, bits):
         high += 1
-    return (low + unit * high) // gamma.numerator
+    return (low + unit * high) // rate.numerator
 
 
-def permutation(n: int, bits: Bits) -> NDArray[np.int64]:
-    """A uniform permutation of 0 ... n - 1: the order of n uniform numbers, drawn further where two begin alike."""
-    keys = bits.words(n)
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    for start, end in _runs(keys):
-        order[start:end] = order[start:end][permutation(end - start, bits)]
-    return order
+def coins(count: int, p: Fraction | int, bits: Bits) -> NDArray[np.bool_]:
+    """`count` independent coins, each true with probability p: one word each, and more where 64 bits agree with those of p."""
+    chance = probability("p", p)
+    words = bits.words(count)
+    if chance == 1:
+        return np.ones(count, np.bool_)
+    edge = np.uint64((chance.numerator << WORD) // chance.denominator)
+    heads = words < edge
+    for i in np.flatnonzero(words == edge).tolist():
+        heads[i] = Uniform(bits, int(edge), WORD).below(constant(chance))
+    return heads
 
 
-def _runs(keys: NDArray[np.uint64]) -> list[tuple[int, int]]:
-    """The stretches of equal values in a sorted array, longer than one."""
-    edges = np.flatnonzero(np.diff(keys)) + 1
-    bounds = np.concatenate([[0], edges, [len(keys)]])
-    long = np.flatnonzero(np.diff(bounds) > 1)
-    return [(int(bounds[i]), int(bounds[i + 1])) for i in long]
-
-
-class Exponents:
-    """Weights exp(-gamma_i) of candidates, gamma_i = numerators[i] / denominator, for the exponential mechanism and its kin.
-
-    `halvings[i]` is a whole number with 2^-halvings[i] >= exp(-gamma_i), and close to it: candidates are proposed by powers of two, in
-    integers, and accepted with probability exp(-gamma_i) 2^halvings[i], so that only proposals need an exponential.
-    """
-
-    def __init__(self, numerators: Sequence[int] | NDArray[np.int64], denominator: int = 1) -> None:
-        self.denominator = check.integer("denominator", denominator)
-        self.numerators = self._shifted(numerators)
-        step = max(0, 24 - self.denominator.bit_length())
-        ln2 = 0xB17217F7D1CF79ABD  # ln 2 * 2^68, rounded up: halvings are rounded down
-        divisor = -((-(self.denominator << step) * ln2) >> 68)
-        near = np.minimum(self.numerators, FAR * self.denominator)
-        self.halvings = np.minimum((near << step) // divisor, FAR).astype(np.int64)
-
-    def _shifted(self, numerators: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numerators less the smallest, as int64 where that has room, else as Python integers."""
-        values = np.asarray(numerators)
-        if values.ndim != 1 or not len(values):
-            raise InvalidInput("exponents", numerators, "must be a list of at least one whole number")
-        if values.dtype == object:
-            if any(isinstance(v, bool) or not isinstance(v, int) for v in values):
-                raise InvalidInput("exponents", numerators, "must be whole numbers on a common denominator")
-        elif values.dtype.kind not in "iu":
-            raise InvalidInput("exponents", numerators, "must be whole numbers on a common denominator")
-        wide = self.denominator > 1 << 30 or int(values.max()) - int(values.min()) >= 1 << 62
-        values = values.astype(object if wide else np.int64) if values.dtype != np.uint64 else values.astype(object)
-        return values - values.min()
-
-    def accepts(self, i: int, prefix: Uniform) -> bool:
-        """Whether the uniform number is below exp(-gamma_i) 2^halvings[i]."""
-        gamma, by = Fraction(int(self.numerators[i]), self.denominator), int(self.halvings[i])
-        return prefix.below(lambda precision: exp_enclosure(gamma, precision + by))
-
-
-def choose(numerators: Sequence[int] | NDArray[np.int64], bits: Bits, denominator: int = 1) -> int:
-    """The index i with probability proportional to exp(-numerators[i] / denominator), exactly: the exponential mechanism's draw.
-
-    Proposals by powers of two, accepted with a probability of about one half or more: a few vector operations and a few exponentials.
-    Timing: the number of proposals is independent of the answer; a proposal's cost is the same for every candidate.
-    """
-    weights = Exponents(numerators, denominator)
-    sizes = np.bincount(weights.halvings, minlength=1).tolist()
-    most = len(sizes) - 1
-    total = sum(size << (most - level) for level, size in enumerate(sizes))
-    while True:
-        place = below(total, bits)
-        for level, size in enumerate(sizes):
-            if place < size << (most - level):
-                break
-            place -= size << (most - level)
-        i = int(np.flatnonzero(weights.halvings == level)[place >> (most - level)])
-        if weights.accepts(i, Uniform(bits)):
-            return i
-
-
-def permute_and_flip(numerators: Sequence[int] | NDArray[np.int64], bits: Bits, denominator: int = 1) -> int:
-    """Candidates in a random order, each taken with probability exp(-(gamma_i - min gamma)), the first that is: McKenna & Sheldon 2020."""
-    weights = Exponents(numerators, denominator)
-    for i in permutation(len(weights.numerators), bits).tolist():
-        if not bits.take(int(weights.halvings[i])) and weights.accepts(i, Uniform(bits)):
-            return i
-    raise AssertionError("the best candidate is always taken")
+def uniform(count: int, n: int, bits: Bits) -> NDArray[np.int64]:
+    """`count` independent uniform integers from 0 to n - 1: words, cut to the bits of n, drawn again while they are n or more."""
+    size = (check.integer("n", n) - 1).bit_length()
+    out = np.empty(check.integer("count", count, 0), np.int64)
+    if not size:
+        out[:] = 0
+        return out
+    left = np.arange(count)
+    while len(left):
+        values = (bits.words(len(left)) >> np.uint64(WORD - size)).view(np.int64)
+        out[left] = values
+        left = left[values >= n]
+    return out

@@ -80,10 +80,33 @@ def _draw(count: int, scale: Fraction, square: bool, bits: Bits) -> Integers:
     out = np.empty(check.integer("count", count, 0), np.int64)
     low = split(scale, count)
     table = _wide(scale, square, low) if low else _narrow(scale, square)
+    room = Room(min(count, BLOCK))
     for start in range(0, count, BLOCK):
-        part = out[start : start + BLOCK]
-        table.draw(part, bits)
+        table.draw(out[start : start + BLOCK], bits, room)
     return out
+
+
+class Room:
+    """Memory for what is between words and values, used again for every block: fresh memory costs more than what is done in it."""
+
+    def __init__(self, size: int) -> None:
+        self.words, self.other, self.step = (np.empty(size, np.uint64) for _ in range(3))
+        self.before = np.empty(size, np.int64)
+        self.above, self.rare = np.empty(size, np.bool_), np.empty(size, np.bool_)
+
+    def signs(self) -> Integers:
+        """-1 or 0 for each word, by its last bit; `other` is overwritten."""
+        signs = np.bitwise_and(self.words, LAST, out=self.other).view(np.int64)
+        return np.negative(signs, out=signs)
+
+    def first(self, size: int) -> Room:
+        """The first so many places of it."""
+        if size == len(self.words):
+            return self
+        part = Room(0)
+        for name, array in vars(self).items():
+            setattr(part, name, array[:size])
+        return part
 
 
 class Steps:
@@ -134,25 +157,29 @@ class Table:
         edges = self.steps.edges
         cells = min(max(len(edges).bit_length() + 3, 10), 16)
         starts = np.arange(1 << cells, dtype=np.uint64) << np.uint64(64 - cells)
-        before = np.searchsorted(edges, starts).astype(np.int32)
-        inside = np.diff(before, append=np.int32(len(edges)))
+        before = np.searchsorted(edges, starts)
+        inside = np.diff(before, append=len(edges))
         self.shift = np.uint64(64 - cells)
         self.step: Words = np.where(inside == 1, edges.take(before, mode="clip"), np.uint64(2**64 - 1))
         before[inside > 1] = before[-1] = -1
-        self.before: NDArray[np.int32] = before
+        self.before: Integers = before
 
-    def values(self, words: Words, bits: Bits) -> Integers:
-        """One draw of the law for each word, but for its last bit."""
-        cells = (words >> self.shift).view(np.int64)
-        before, step = self.before.take(cells), self.step.take(cells)
-        found = np.add(before, words > step, dtype=np.int64)
-        rare = before < 0
-        rare |= (words | LAST) == step
+    def values(self, bits: Bits, room: Room) -> Integers:
+        """Fresh words in `room.words`, and one draw of the law for each of them, which leaves its last bit alone, in `room.before`."""
+        words, other, values, step, rare = room.words, room.other, room.before, room.step, room.rare
+        bits.into(words)
+        cells = np.right_shift(words, self.shift, out=other).view(np.int64)
+        self.before.take(cells, out=values, mode="clip")
+        self.step.take(cells, out=step, mode="clip")
+        np.less(values, 0, out=rare)
+        values += np.greater(words, step, out=room.above)
+        np.bitwise_or(words, LAST, out=other)
+        rare |= np.equal(other, step, out=room.above)
         if len(places := np.flatnonzero(rare)):
-            found[places] = self.steps.search(words[places], bits)
-            for i in places[found[places] == self.law.size].tolist():
-                found[i] = self.law.tail(bits)
-        return found
+            values[places] = found = self.steps.search(words[places], bits)
+            for i in places[found == self.law.size].tolist():
+                values[i] = self.law.tail(bits)
+        return values
 
 
 class Narrow:
@@ -161,12 +188,11 @@ class Narrow:
     def __init__(self, scale: Fraction, square: bool) -> None:
         self.table = Table(Law(1 / (2 * scale * scale) if square else 1 / scale, square, folded=True))
 
-    def draw(self, out: Integers, bits: Bits) -> None:
+    def draw(self, out: Integers, bits: Bits, room: Room) -> None:
         """Overwrite an array with draws."""
-        words = bits.words(len(out))
-        signs = (words & LAST).view(np.int64)
-        np.bitwise_xor(self.table.values(words, bits), -signs, out=out)
-        out += signs
+        room = room.first(len(out))
+        np.bitwise_xor(self.table.values(bits, room), signs := room.signs(), out=out)
+        out -= signs
 
 
 class Wide:
@@ -184,37 +210,40 @@ class Wide:
         """How far the weight at a place, counted in blocks, lies below 1."""
         return less(exp(self.law.exponent(place)))
 
-    def draw(self, out: Integers, bits: Bits) -> None:
+    def draw(self, out: Integers, bits: Bits, room: Room) -> None:
         """Overwrite an array with draws."""
-        words = bits.words(len(out))
-        blocks = self.table.values(words, bits)
-        between = np.flatnonzero(blocks == 0)
+        room = room.first(len(out))
+        blocks = self.table.values(bits, room)
+        between = np.flatnonzero(np.equal(blocks, 0, out=room.rare))
         blocks -= 1
-        self.place(blocks, words, bits, out)
+        self.place(blocks, room.signs(), bits, out, room)
         if len(between):
             out[between] = self.between(len(between), bits)
 
-    def place(self, blocks: Integers, words: Words, bits: Bits, out: Integers) -> None:
+    def place(self, blocks: Integers, signs: Integers, bits: Bits, out: Integers, room: Room) -> None:
         """Fair places in blocks, on the side of the words' last bits: block 0 is 0 to 2^low - 1, or -1 to -2^low."""
         blocks <<= np.int64(self.low)
-        blocks |= (bits.words(len(out)) >> np.uint64(64 - self.low)).view(np.int64)
-        np.bitwise_xor(blocks, -(words & LAST).view(np.int64), out=out)
+        bits.into(room.step)
+        room.step >>= np.uint64(64 - self.low)
+        blocks |= room.step.view(np.int64)
+        np.bitwise_xor(blocks, signs, out=out)
 
     def between(self, count: int, bits: Bits) -> Integers:
         """Draws for points between two steps: their depth says which, and a place there is kept if its weight reaches above the point."""
-        words = bits.words(count)
-        blocks = np.searchsorted(self.falls.edges, words | LAST)
-        out, depths = np.empty(count, np.int64), [Uniform(bits, word >> 1, 63) for word in words.tolist()]
-        rare = self.falls.edges.take(blocks, mode="clip") <= words | LAST  # on a step, or beyond the last one
-        for i in np.flatnonzero(rare).tolist():
+        room, out = Room(count), np.empty(count, np.int64)
+        bits.into(room.words)
+        ends = room.words | LAST
+        blocks = np.searchsorted(self.falls.edges, ends)
+        depths = [Uniform(bits, word >> 1, 63) for word in room.words.tolist()]
+        for i in np.flatnonzero(self.falls.edges.take(blocks, mode="clip") <= ends).tolist():  # on a step, or beyond the last
             blocks[i] = self.falls.settle(depths[i])
             while blocks[i] >= len(self.falls.edges) and not depths[i].below(self.depth(int(blocks[i]) + 1)):
                 blocks[i] += 1
-        self.place(blocks, words, bits, out)
+        self.place(blocks, room.signs(), bits, out, room)
         thrown = [d.below(self.depth(Fraction(abs(x), 1 << self.low))) for d, x in zip(depths, out.tolist(), strict=True)]
         if any(thrown):
             again = np.empty(sum(thrown), np.int64)
-            self.draw(again, bits)
+            self.draw(again, bits, room)
             out[thrown] = again
         return out
 

@@ -40,6 +40,14 @@ class Uniform:
             self.value, self.length = self.value << grain | self.bits.take(grain), self.length + grain
 
 
+def constant(number: Fraction) -> Enclosed:
+    """A fraction in [0, 1]."""
+    return lambda precision: (
+        (number.numerator << precision) // number.denominator,
+        -((-number.numerator << precision) // number.denominator),
+    )
+
+
 def exp(gamma: Fraction) -> Enclosed:
     """exp(-gamma) for gamma >= 0."""
     return lambda precision: exp_enclosure(gamma, precision)
