@@ -25,6 +25,12 @@ def poisson(noise_multiplier: float, sampling_rate: float, steps: int) -> Event:
     return ev.Repeated(noise if sampling_rate == 1 else ev.PoissonSampled(sampling_rate, noise), steps)
 
 
+def without_replacement(noise_multiplier: float, records: int, batch_size: int, steps: int) -> Event:
+    """Noisy steps, each on a fresh uniform subset of a fixed size. A batch of everybody samples nothing."""
+    noise = ev.Gaussian(noise_multiplier)
+    return ev.Repeated(noise if batch_size == records else ev.SampledWithoutReplacement(records, batch_size, noise), steps)
+
+
 @dataclass(frozen=True)
 class Claim:
     """An event together with what it takes for granted."""
@@ -60,18 +66,22 @@ class Training:
             return self._passes()
         if self.sampling == "poisson":
             return Claim(poisson(self.noise_multiplier, self.sampling_rate, self.steps), self._assumptions())
+        if self.sampling == "without-replacement":
+            self._require_sizes()
+            event = without_replacement(self.noise_multiplier, self.records, self.batch_size, self.steps)
+            return Claim(event, self._assumptions())
         return Claim(ev.Repeated(self._step(), self.steps), self._assumptions())
 
     def _step(self) -> Event:
         """One step on a batch of a fixed size."""
-        noise = ev.Gaussian(self.noise_multiplier)
-        if not self.records or not self.batch_size:
-            raise InvalidInput("records, batch-size", (self.records, self.batch_size), f"are needed for {self.sampling} sampling")
+        self._require_sizes()
         if self.sampling == "truncated-poisson":
             return ev.TruncatedPoissonGaussian(self.records, self.sampling_rate, self.batch_size, self.noise_multiplier)
-        if self.sampling == "without-replacement":
-            return ev.SampledWithoutReplacement(self.records, self.batch_size, noise)
-        return ev.SampledWithReplacement(self.records, self.batch_size, noise)
+        return ev.SampledWithReplacement(self.records, self.batch_size, ev.Gaussian(self.noise_multiplier))
+
+    def _require_sizes(self) -> None:
+        if not self.records or not self.batch_size:
+            raise InvalidInput("records, batch-size", (self.records, self.batch_size), f"are needed for {self.sampling} sampling")
 
     def _passes(self) -> Claim:
         """Each unit takes part once a pass: no amplification, the bill of its own steps. A pass that was begun counts whole."""

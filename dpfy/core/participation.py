@@ -29,6 +29,25 @@ class Poisson:
 
 
 @dataclass(frozen=True)
+class WithoutReplacement:
+    """Every step takes a fresh uniform subset of exactly `batch_size` of `records` units. Their number is public and does not change."""
+
+    batch_size: int
+    records: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.records", self.records, most=check.RECORDS)
+        check.integer("participation.batch_size", self.batch_size, most=self.records)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return (
+            f"sampling without replacement: every step takes exactly {self.batch_size:,} of {self.records:,} units, chosen anew"
+        )
+
+
+@dataclass(frozen=True)
 class SinglePass:
     """Each unit takes part at most once, at a step that nobody needs to hide."""
 
@@ -125,5 +144,5 @@ class BallsInBins:
         return f"balls in bins: each unit falls secretly into one of {self.bins} batches, each used {self.epochs} times"
 
 
-Participation = Union[Poisson, SinglePass, FixedOrder, Reshuffled, Separated, CyclicPoisson, BallsInBins]
+Participation = Union[Poisson, WithoutReplacement, SinglePass, FixedOrder, Reshuffled, Separated, CyclicPoisson, BallsInBins]
 """The union of all patterns; grows with the samplers."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.participation import Participation, Poisson
+from dpfy.core.participation import Participation, Poisson, WithoutReplacement
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class Schedule(Recurrent):
         return [(n, f) for n, f in cut if n > 0]
 
     def sensitivity(self, participation: Participation, steps: int) -> float:
-        """1 under Poisson sampling: steps are composed by the accountant, each at its own noise."""
+        """1 where every step is sampled afresh: steps are composed by the accountant, each at its own noise."""
         self._covers(steps)
-        if isinstance(participation, Poisson):
+        if isinstance(participation, Poisson | WithoutReplacement):
             return 1.0
         raise Unsupported(
             f"a noise schedule with {type(participation).__name__} participation",

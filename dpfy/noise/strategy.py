@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.participation import Participation, Poisson
+from dpfy.core.participation import Participation, Poisson, WithoutReplacement
 from dpfy.noise import memory
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class Identity(Recurrent):
     """Fresh noise at every step: C is the identity, there is no state, and each step's sensitivity is one contribution."""
 
     def sensitivity(self, participation: Participation, steps: int) -> float:
-        """1 under Poisson sampling: steps are composed by the accountant, each with sensitivity one."""
-        if isinstance(participation, Poisson):
+        """1 where every step is sampled afresh: steps are composed by the accountant, each with sensitivity one."""
+        if isinstance(participation, Poisson | WithoutReplacement):
             return 1.0
         raise Unsupported(
             f"independent noise with {type(participation).__name__} participation",

@@ -207,6 +207,7 @@ class Setting:
     steps: int
     clip_norm: float = 1.0
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE
+    sampling: str = "poisson"
 
 
 def recipe_for(mechanism: str, setting: Setting, target: Target | None = None, bands: int | None = None) -> Recipe:
@@ -227,7 +228,9 @@ def recipe_for(mechanism: str, setting: Setting, target: Target | None = None, b
 def _by_name(mechanism: str, setting: Setting, target: Target | None, bands: int | None) -> Recipe | None:
     records, batch, steps = setting.records, setting.batch_size, setting.steps
     if mechanism == "dp-sgd":
-        return dpsgd(records, batch, steps=steps)
+        return dpsgd(records, batch, steps=steps, sampling=setting.sampling, adjacency=setting.adjacency)
+    if setting.sampling != "poisson":
+        raise InvalidInput("sampling", setting.sampling, "goes with the mechanism dp-sgd")
     if mechanism == "blt":
         return blt(records, batch, steps=steps)
     if mechanism == "tree":

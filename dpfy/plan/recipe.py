@@ -14,6 +14,7 @@ from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
+from dpfy.core.participation import WithoutReplacement
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
 from dpfy.noise.families import STRATEGIES
@@ -45,6 +46,7 @@ class Recipe:
         check.integer("steps", self.steps, most=check.STEPS)
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         pairs.find(self.sampler.participation, self.strategy)
+        self._check_fixed_size()
         if isinstance(self.strategy, Schedule) and self.strategy.steps != self.steps:
             raise InvalidInput("steps", self.steps, f"must be the steps of the noise schedule ({self.strategy.steps})")
         if isinstance(self.clip, MicrobatchClip):
@@ -52,6 +54,18 @@ class Recipe:
             raise Unsupported("clipping microbatches of a random batch", way_out)
         if isinstance(self.clip, QuantileClip) and not isinstance(self.strategy, Identity | Schedule):
             raise Unsupported("adaptive clipping with correlated noise", "use a fixed clip norm, or independent noise")
+
+    def _check_fixed_size(self) -> None:
+        """Batches of a fixed size are a matter of how many records there are: adding or removing one has no proof."""
+        if not isinstance(pattern := self.sampler.participation, WithoutReplacement):
+            return
+        if pattern.records != self.records:
+            raise InvalidInput("records", self.records, f"must be those of the sampler ({pattern.records})")
+        if self.adjacency is not Adjacency.REPLACE_ONE:
+            raise Unsupported(
+                f"batches of a fixed size under {self.adjacency.value}",
+                "state replace-one, which their accounting is for, or draw Poisson batches",
+            )
 
     @property
     def expected_batch(self) -> float:
@@ -208,6 +222,8 @@ def default_delta(records: int) -> float:
     return 10.0 ** min(-1, math.floor(-1.1 * math.log10(max(records, 2))))
 
 
+SAMPLINGS = ("poisson", "without-replacement")
+"""How DP-SGD draws its batches."""
 ROUNDING = 1e-12
 """Three epochs of 10 steps are 30 steps, whatever the rounding of their product says."""
 
@@ -252,17 +268,28 @@ def dpsgd(
     *,
     epochs: float | None = None,
     steps: int | None = None,
+    sampling: str = "poisson",
     clip_norm: float = 1.0,
     unit: Unit = EXAMPLE,
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
 ) -> Recipe:
-    """DP-SGD: Poisson batches of `batch_size` on average, flat clipping, fresh Gaussian noise. Give `epochs` or `steps`, not both.
+    """DP-SGD: random batches, flat clipping, fresh Gaussian noise. Give `epochs` or `steps`, not both.
 
-    Works for every optimizer (DP-Adam is this recipe with Adam). `epochs` counts expected passes over the data.
+    Works for every optimizer (DP-Adam is this recipe with Adam). `epochs` counts expected passes over the data. "poisson" batches have
+    `batch_size` records on average; "without-replacement" ones exactly that many, and hide a record that is replaced (replace-one).
     """
+    count = step_count(records, batch_size, epochs, steps)
+    sampler = sampler_of(sampling, records, batch_size)
+    return Recipe(records, sampler, count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency))
+
+
+def sampler_of(sampling: str, records: int, batch_size: float) -> Sampler:
+    """The sampler of independent batches with a name of `SAMPLINGS`."""
+    from dpfy.sampling.fixed_size import WithoutReplacementSampler
     from dpfy.sampling.poisson import PoissonSampler
 
-    count = step_count(records, batch_size, epochs, steps)
-    return Recipe(
-        records, PoissonSampler(batch_size / records), count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency)
-    )
+    if check.one_of("sampling", sampling, SAMPLINGS) == "poisson":
+        return PoissonSampler(batch_size / records)
+    if batch_size != int(batch_size):
+        raise InvalidInput("batch_size", batch_size, "must be a whole number: every batch has exactly that many records")
+    return WithoutReplacementSampler(int(batch_size), records)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.participation import WithoutReplacement
 from dpfy.plan.recipe import Recipe
 
 
@@ -38,5 +39,8 @@ def check_records(recipe: Recipe, held: int, found: int | None) -> None:
     if most != held:
         rule = f"the plan's unit owns up to {most}; group the data with dpfy.by_user and give its unit to the recipe"
         raise InvalidInput("train", f"{held} records in a row", rule)
-    if found is not None and abs(found - expected) > max(1, expected // 100):
+    fixed = isinstance(
+        recipe.sampler.participation, WithoutReplacement
+    )  # then how often a record is drawn depends on their number
+    if found is not None and abs(found - expected) > (0 if fixed else max(1, expected // 100)):
         raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")

@@ -214,7 +214,12 @@ def _margins(folder: Path, canaries: Tensor, labels: Tensor) -> NDArray[np.float
 
 
 def _auditable(plan: Plan) -> None:
-    if not isinstance(plan.recipe.sampler.participation, Poisson) or not isinstance(plan.recipe.strategy, Identity):
+    if not isinstance(pattern := plan.recipe.sampler.participation, Poisson) and isinstance(plan.recipe.strategy, Identity):
+        raise Unsupported(
+            f"auditing a training run with {pattern.words}",
+            "canaries are added or left out: audit Poisson batches, add-or-remove-one",
+        )
+    if not isinstance(pattern, Poisson) or not isinstance(plan.recipe.strategy, Identity):
         raise Unsupported(
             f"auditing {type(plan.recipe.strategy).__name__} noise in a training run",
             "audit DP-SGD here, and correlated noise with dpfy audit mechanism --bands",

@@ -18,6 +18,7 @@ from dpfy.gradients.clip import CLIPS, LEAST_NORM, Clip
 from dpfy.models.config import ModelConfig
 from dpfy.noise.schedule import Schedule, equal_phases, given_phases
 from dpfy.plan.auto import MECHANISMS
+from dpfy.plan.recipe import SAMPLINGS
 from dpfy.training.runtime import Runtime
 
 PATHS = {("data", "dir"), ("data", "path"), ("data", "labels_path"), ("data", "test_path"), ("data", "test_labels_path"),
@@ -91,6 +92,7 @@ class TrainingConfig:
     """[training]: mechanism, batches, clipping and the update."""
 
     mechanism: str = setting("dp-sgd", f"Noise and sampling: {', '.join(MECHANISMS)}.")
+    sampling: str = setting("poisson", f"How dp-sgd draws its batches: {', '.join(SAMPLINGS)} (the latter with replace-one).")
     bands: int | None = setting(None, "Bands of band-mf, with cyclic Poisson sampling.", "those with the least error")
     noise_phases: tuple[float, ...] | None = setting(
         None,
@@ -119,6 +121,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check.one_of("training.mechanism", self.mechanism, MECHANISMS)
+        if check.one_of("training.sampling", self.sampling, SAMPLINGS) != "poisson" and self.mechanism != "dp-sgd":
+            raise InvalidInput("training.sampling", self.sampling, "goes with the mechanism dp-sgd")
         if self.bands is not None:
             check.integer("training.bands", self.bands)
             if self.mechanism != "band-mf":

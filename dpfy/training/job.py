@@ -82,11 +82,12 @@ def plan_of(config: JobConfig) -> Plan:
         batch,
         epochs=training.epochs,
         steps=steps,
+        sampling=training.sampling,
         adjacency=privacy.adjacency,
     )
     epsilon = _asked(privacy)
     target = Target(epsilon, privacy.delta, privacy.accountant, privacy.allow_large_delta)
-    setting = Setting(records, batch, plain.steps, adjacency=privacy.adjacency)
+    setting = Setting(records, batch, plain.steps, adjacency=privacy.adjacency, sampling=training.sampling)
     fixed = privacy.noise_multiplier is not None
     recipe = recipe_for(training.mechanism, setting, None if fixed else target, training.bands)
     strategy = training.schedule(recipe.steps) or recipe.strategy

@@ -59,6 +59,7 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "privacy.test_noise": (["data.test=billed", "privacy.test_noise=30"], 30),
     "privacy.group_size": (["privacy.group_size=4"], 4),
     "training.mechanism": (["training.mechanism=tree"], "tree"),
+    "training.sampling": (["training.sampling=without-replacement"], "without-replacement"),
     "training.bands": (["training.mechanism=band-mf", "training.bands=4"], 4),
     "training.noise_phases": (PHASES, (2.0, 1.5)),
     "training.phase_steps": (PHASES, (100, 20)),

@@ -48,8 +48,12 @@ def test_noise_zero_and_clip_infinity_equal_plain_sgd(tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-def test_one_step_is_clip_sum_noise_divide(tmp_path, monkeypatch):
-    """One Poisson step against the definition, written out by hand from the same addresses, on a lattice that hides nothing."""
+FIXED = {"sampling": "without-replacement", "adjacency": "replace-one"}
+
+
+@pytest.mark.parametrize("sampling", [{}, FIXED], ids=["poisson", "fixed-size"])
+def test_one_step_is_clip_sum_noise_divide(tmp_path, monkeypatch, sampling):
+    """One step against the definition, written out by hand from the same addresses, on a lattice that hides nothing."""
     from dpfy.core.random import Randomness
     from dpfy.noise import lattice
     from dpfy.noise.gaussian import draw
@@ -58,7 +62,7 @@ def test_one_step_is_clip_sum_noise_divide(tmp_path, monkeypatch):
     x, y = small.data()
     net = nn.Linear(small.FEATURES, small.CLASSES).double()
     before = [p.detach().clone() for p in net.parameters()]
-    plan = dpfy.dpsgd(small.RECORDS, 30, steps=1, clip_norm=0.4).with_noise(1.5, delta=1e-3)
+    plan = dpfy.dpsgd(small.RECORDS, 30, steps=1, clip_norm=0.4, **sampling).with_noise(1.5, delta=1e-3)
     randomness = Randomness.for_tests(11)
     indices = plan.recipe.sampler.batch(0, records=small.RECORDS, rng=randomness.generator("sampling", 0))
     total = [torch.zeros_like(p) for p in before]

@@ -18,7 +18,7 @@ ADD = Adjacency.ADD_OR_REMOVE_ONE
 
 
 def _repeated_unsampled(event: ev.Repeated, most: int | None) -> Event:
-    sampled = isinstance(event.event, (ev.PoissonSampled, ev.TruncatedPoissonGaussian))
+    sampled = isinstance(event.event, (ev.PoissonSampled, ev.TruncatedPoissonGaussian, ev.SampledWithoutReplacement))
     return ev.Repeated(unsampled(event.event), min(event.count, most) if most and sampled else event.count)
 
 
