@@ -48,20 +48,20 @@ def check_length(pattern: patterns.Participation, steps: int) -> None:
 def toeplitz(coefficients: Vector, pattern: patterns.Participation, steps: int) -> float:
     """Sensitivity of the lower-triangular Toeplitz matrix with this first column under `pattern`.
 
-    Guarantees: exact. One participation: the first column is the longest. Poisson: one band only. Cyclic Poisson: at most `cycle`
-    bands, so that two participations never meet (Choquette-Choo et al. 2023, theorem 4). Fixed order: non-negative coefficients,
-    or no more bands than the period. Separated: no more bands than the separation, or non-negative non-increasing coefficients
-    (Kalinin & Lampert 2024, theorem 2). Everything else raises.
+    Guarantees: exact. One participation: the first column is the longest. A fresh sample at every step: one band only. Cyclic
+    Poisson: at most `cycle` bands, so that two participations never meet (Choquette-Choo et al. 2023, theorem 4). Fixed order:
+    non-negative coefficients, or no more bands than the period. Separated: no more bands than the separation, or non-negative
+    non-increasing coefficients (Kalinin & Lampert 2024, theorem 2). Everything else raises.
     """
     check_length(pattern, steps)
     c = np.asarray(coefficients, dtype=np.float64)[:steps]
     bands = width(c)
     if isinstance(pattern, patterns.SinglePass):
         return single_pass(c)
-    if isinstance(pattern, patterns.Poisson):
+    if isinstance(pattern, patterns.Poisson | patterns.WithoutReplacement):
         if bands > 1:
             raise Unsupported(
-                f"Poisson sampling with a strategy of {bands} bands",
+                f"a fresh sample at every step with a strategy of {bands} bands",
                 "use cyclic Poisson sampling with a cycle of at least as many steps",
             )
         return single_pass(c)
@@ -149,10 +149,11 @@ def dense(matrix: Matrix, pattern: patterns.Participation) -> float:
     longest = up(math.sqrt(float(gram.diagonal().max())))
     if isinstance(pattern, patterns.SinglePass):
         return longest
-    if isinstance(pattern, patterns.Poisson):
+    if isinstance(pattern, patterns.Poisson | patterns.WithoutReplacement):
         if not _vanishes(gram, 1):
             raise Unsupported(
-                "Poisson sampling with a strategy of more than one band", "use cyclic Poisson sampling and a banded strategy"
+                "a fresh sample at every step with a strategy of more than one band",
+                "use cyclic Poisson sampling and a banded strategy",
             )
         return longest
     if isinstance(pattern, patterns.CyclicPoisson):
