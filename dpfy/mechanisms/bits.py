@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check
+from dpfy.core.errors import Unsupported
 from dpfy.core.random import Randomness
 
 WORD = 64
@@ -22,7 +23,8 @@ class Bits:
 
     Guarantees: the words come in the order of the keystream and each is handed out once, whatever the calls: `words(3)` and then
     `words(5)` are `words(8)`. Two objects with one address give the same words, so an address belongs to one draw: who makes
-    two releases names two addresses. Not for two threads at once. An address ends after 2^33 words, with an error.
+    two releases names two addresses. It cannot be copied. Not for two threads at once, nor across a fork. An address ends after
+    2^33 words, with an error.
     """
 
     grain = WORD
@@ -34,6 +36,9 @@ class Bits:
         )
         self._ready: Words = np.empty(READY, np.uint64)
         self._used = READY
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise Unsupported("a copy of random bits, which would hand out the same words again", "make another address")
 
     def words(self, count: int) -> Words:
         """The next `count` words: uniform integers of 64 bits."""

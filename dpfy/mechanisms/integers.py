@@ -11,15 +11,15 @@ the whole block: any place of block k, on either side, has the same part there. 
 the differences of the steps add up to it), have the law w_0, w_1, w_2, ... of a table: k + 1 says block k, and 0, seldom, says that the
 point is between two steps, where it is compared exactly.
 
-Timing: the vector route does the same work for every value. What differs: which cells of the tables are read (whoever shares the cache
-might see it); cells with several thresholds (a search instead of one comparison: some 1% of the values, far ones mostly); points
-between two steps in a wide law (one in a thousand at 2^20 values, in proportion to where the weights fall; how many are thrown again is
-independent of what is kept); ties and tails (below 2^-40). Whoever can time single draws must be kept away, as from the data.
+Timing: the vector route does the same work for every value. What differs: which cells of the tables are read (whoever shares the
+cache might see it); cells with several thresholds (a search instead of one comparison: a few in a hundred values, far ones mostly);
+points between two steps of a wide law (one in 2,000 to 4,000 where millions are drawn, one in 16 to 32 where few are; how often a point is
+thrown again is independent of what is kept); ties and tails (below 2^-40). Whoever can time single draws must be kept away, as from the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
@@ -79,10 +79,8 @@ def split(scale: Fraction, count: int) -> int:
 def _draw(count: int, scale: Fraction, square: bool, bits: Bits) -> Integers:
     out = np.empty(check.integer("count", count, 0), np.int64)
     low = split(scale, count)
-    table = _wide(scale, square, low) if low else _narrow(scale, square)
-    room = Room(min(count, BLOCK))
-    for start in range(0, count, BLOCK):
-        table.draw(out[start : start + BLOCK], bits, room)
+    if count:
+        (_wide(scale, square, low) if low else _narrow(scale, square)).draw(out, bits)
     return out
 
 
@@ -107,6 +105,14 @@ class Room:
         for name, array in vars(self).items():
             setattr(part, name, array[:size])
         return part
+
+
+def blocks_of(out: Integers) -> Iterator[tuple[int, Integers, Room]]:
+    """An array in parts that stay in the cache, each with where it begins, and room for it."""
+    room = Room(min(len(out), BLOCK))
+    for start in range(0, len(out), BLOCK):
+        part = out[start : start + BLOCK]
+        yield start, part, room.first(len(part))
 
 
 class Steps:
@@ -188,11 +194,11 @@ class Narrow:
     def __init__(self, scale: Fraction, square: bool) -> None:
         self.table = Table(Law(1 / (2 * scale * scale) if square else 1 / scale, square, folded=True))
 
-    def draw(self, out: Integers, bits: Bits, room: Room) -> None:
+    def draw(self, out: Integers, bits: Bits) -> None:
         """Overwrite an array with draws."""
-        room = room.first(len(out))
-        np.bitwise_xor(self.table.values(bits, room), signs := room.signs(), out=out)
-        out -= signs
+        for _, part, room in blocks_of(out):
+            np.bitwise_xor(self.table.values(bits, room), signs := room.signs(), out=part)
+            part -= signs
 
 
 class Wide:
@@ -210,23 +216,24 @@ class Wide:
         """How far the weight at a place, counted in blocks, lies below 1."""
         return less(exp(self.law.exponent(place)))
 
-    def draw(self, out: Integers, bits: Bits, room: Room) -> None:
+    def draw(self, out: Integers, bits: Bits) -> None:
         """Overwrite an array with draws."""
-        room = room.first(len(out))
-        blocks = self.table.values(bits, room)
-        between = np.flatnonzero(np.equal(blocks, 0, out=room.rare))
-        blocks -= 1
-        self.place(blocks, room.signs(), bits, out, room)
-        if len(between):
-            out[between] = self.between(len(between), bits)
+        between = []
+        for start, part, room in blocks_of(out):
+            blocks = self.table.values(bits, room)
+            between.append(np.flatnonzero(np.equal(blocks, 0, out=room.rare)) + start)
+            blocks -= 1
+            self.place(blocks, bits, part, room)
+        if len(places := np.concatenate(between)):
+            out[places] = self.between(len(places), bits)
 
-    def place(self, blocks: Integers, signs: Integers, bits: Bits, out: Integers, room: Room) -> None:
+    def place(self, blocks: Integers, bits: Bits, out: Integers, room: Room) -> None:
         """Fair places in blocks, on the side of the words' last bits: block 0 is 0 to 2^low - 1, or -1 to -2^low."""
         blocks <<= np.int64(self.low)
         bits.into(room.step)
         room.step >>= np.uint64(64 - self.low)
         blocks |= room.step.view(np.int64)
-        np.bitwise_xor(blocks, signs, out=out)
+        np.bitwise_xor(blocks, room.signs(), out=out)
 
     def between(self, count: int, bits: Bits) -> Integers:
         """Draws for points between two steps: their depth says which, and a place there is kept if its weight reaches above the point."""
@@ -239,11 +246,11 @@ class Wide:
             blocks[i] = self.falls.settle(depths[i])
             while blocks[i] >= len(self.falls.edges) and not depths[i].below(self.depth(int(blocks[i]) + 1)):
                 blocks[i] += 1
-        self.place(blocks, room.signs(), bits, out, room)
+        self.place(blocks, bits, out, room)
         thrown = [d.below(self.depth(Fraction(abs(x), 1 << self.low))) for d, x in zip(depths, out.tolist(), strict=True)]
         if any(thrown):
             again = np.empty(sum(thrown), np.int64)
-            self.draw(again, bits, room)
+            self.draw(again, bits)
             out[thrown] = again
         return out
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
 from dpfy.mechanisms import Bits, gaussian, laplace
 
@@ -66,3 +67,76 @@ def test_the_law_and_no_other(law, scale):
     assert p_value(values + max(1, int(scale) // 20), law, float(scale)) < 1e-9
     cut = np.quantile(np.abs(values), 1 - 3e-4)
     assert p_value(values[np.abs(values) < cut], law, float(scale)) < 1e-9
+
+
+@pytest.mark.parametrize("scale", [Fraction(7, 3), 40, 10**5], ids=str)
+@pytest.mark.parametrize("law", DRAWS)
+def test_a_few_values_at_a_time_have_the_law_too(law, scale):
+    """Small calls use a coarser staircase: 2,000 calls of 50 values."""
+    source = bits(law, 1)
+    values = np.concatenate([DRAWS[law](50, scale, source) for _ in range(2000)])
+    assert p_value(values, law, float(scale)) > FALSE_ALARM
+    for wrong in (2 / 3, 3 / 2):
+        assert p_value(values, law, float(scale) * wrong) < 1e-9
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 1 << 20), Fraction(1, 10), 3, 5000, 1 << 45], ids=str)
+@pytest.mark.parametrize("law", DRAWS)
+def test_any_count_and_every_address(law, scale):
+    draw = DRAWS[law]
+    for count in (0, 1, 2, 3, 511, 32_769):
+        values = draw(count, scale, bits())
+        assert values.shape == (count,) and values.dtype == np.int64
+        assert np.array_equal(values, draw(count, scale, bits())), "the same address gives the same values"
+    if scale >= 3:
+        for other in (bits(step=1), bits("other"), bits(seed=2)):
+            assert (draw(511, scale, other) != draw(511, scale, bits())).mean() > 0.5
+        source = bits()
+        assert (draw(511, scale, source) != draw(511, scale, source)).mean() > 0.5, "a second draw is a fresh one"
+
+
+@pytest.mark.parametrize("law", DRAWS)
+def test_values_are_independent_of_their_neighbours(law):
+    for scale in (3, 10**5):
+        values = DRAWS[law](10**6, scale, bits(law, 2)).astype(float)
+        for signal in (values, np.abs(values) - np.abs(values).mean()):
+            for lag in (1, 2, 1 << 15):
+                assert abs(np.corrcoef(signal[lag:], signal[:-lag])[0, 1]) < 0.005
+
+
+def test_the_low_bits_of_wide_noise_are_fair():
+    values = gaussian(10**6, 1 << 40, bits("low", 3))
+    for bit in range(36):
+        assert abs((values >> bit & 1).mean() - 0.5) < 0.0025, bit
+
+
+WRONG = [
+    0.5,
+    1.0,
+    float("inf"),
+    np.float64(2),
+    "2",
+    None,
+    True,
+    0,
+    -1,
+    Fraction(-1, 2),
+    (1 << 45) + 1,
+    Fraction(1, 1 << 21),
+    1 << 5000,
+    [1],
+    1j,
+]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, Fraction((1 << 5000) + 1, 1 << 5000)], ids=lambda w: repr(w)[:20])
+@pytest.mark.parametrize("law", DRAWS)
+def test_scales_that_are_refused(law, wrong):
+    with pytest.raises(InvalidInput):
+        DRAWS[law](3, wrong, bits())
+
+
+@pytest.mark.parametrize("count", [-1, 2.0, None, True, "3"])
+def test_counts_that_are_refused(count):
+    with pytest.raises(InvalidInput):
+        gaussian(count, 1, bits())
