@@ -14,7 +14,8 @@ point is between two steps, where it is compared exactly.
 Timing: the vector route does the same work for every value. What differs: which cells of the tables are read (whoever shares the
 cache might see it); cells with several thresholds (a search instead of one comparison: a few in a hundred values, far ones mostly);
 points between two steps of a wide law (one in 2,000 to 4,000 where millions are drawn, one in 16 to 32 where few are; how often a point is
-thrown again is independent of what is kept); ties and tails (below 2^-40). Whoever can time single draws must be kept away, as from the data.
+thrown again is independent of what is kept); ties and tails (below 2^-40). Whoever can time single draws must be kept away, as
+from the data.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ def test_any_count_and_every_address(law, scale):
     draw = DRAWS[law]
     for count in (0, 1, 2, 3, 511, 32_769):
         values = draw(count, scale, bits())
-        assert values.shape == (count,) and values.dtype == np.int64
+        assert values.shape == (count,)
+        assert values.dtype == np.int64
         assert np.array_equal(values, draw(count, scale, bits())), "the same address gives the same values"
     if scale >= 3:
         for other in (bits(step=1), bits("other"), bits(seed=2)):

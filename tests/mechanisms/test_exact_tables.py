@@ -126,7 +126,8 @@ def test_a_tie_asks_a_threshold_more_closely_than_it_was_computed():
     words = [digits >> 384 << 1, *(digits >> shift & (1 << 64) - 1 for shift in range(320, -1, -64))]
     for last, value in ((-1, 0), (1, 1)):
         bits = Scripted(*words[:-1], words[-1] + last)
-        assert table.values(bits, Room(1)).tolist() == [value] and not bits.script
+        assert table.values(bits, Room(1)).tolist() == [value]
+        assert not bits.script
 
 
 @pytest.mark.parametrize("square", [True, False])
