@@ -99,8 +99,10 @@ Column = Number | Words | Open
 class Table:
     """Private records: cells by the name of their column. All are read through the public columns, when they are asked for."""
 
-    def __init__(self, cells: Mapping[str, Any], columns: Mapping[str, Column], missing: Sequence[str] = ("",)) -> None:
-        self.columns, self.missing, self._cells = columns, tuple(missing), cells
+    def __init__(
+        self, cells: Mapping[str, Any], columns: Mapping[str, Column], missing: Sequence[str] = ("",), owners: Codes | None = None
+    ) -> None:
+        self.columns, self.missing, self.owners, self._cells = columns, tuple(missing), owners, cells
         sizes = {name: len(held) for name, held in cells.items()}
         if len(set(sizes.values())) > 1:
             raise InvalidInput("data", sorted(set(sizes.values())), "all columns must have the same number of cells")
@@ -128,6 +130,14 @@ class Table:
         if name not in self._cells:
             raise InvalidInput("column", name, "is in the schema but not in the data")
         return self._cells[name]
+
+    def as_arrays(self, name: str) -> list[NDArray[Any]]:
+        """All that any statistic may read of a column."""
+        column = self.columns[name]
+        if isinstance(column, Open):
+            texts = ["\0" if text is None else text for text in self.texts(name)]
+            return [np.frombuffer("\1".join(texts).encode("utf-8", "surrogatepass"), np.uint8), self.raw(name)]
+        return [np.asarray(self._of(name)), self.raw(name)] if isinstance(column, Number) else [np.asarray(self._of(name))]
 
     def _of(self, name: str) -> Any:
         if name not in self._read:

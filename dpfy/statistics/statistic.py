@@ -80,11 +80,12 @@ class Statistic(ABC):
     groups: Groups
     records: int | None
 
-    function: ClassVar[str]
-
-    def at(self, group: int) -> Mapping[str, str]:
-        """The words of a group."""
-        return list(self.groups.places())[group] if self.groups.by else {}
+    def used(
+        self, table: Table, contribution: Contribution, counted: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The group of each record, and which of the records that count are used."""
+        groups = np.where(counted, self.groups.codes(table), -1)
+        return groups, contribution.kept(table.owners, groups)
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,10 @@ class Sums(Statistic):
         """The cell of each record."""
         return np.zeros(table.size, np.int64)
 
+    def leading(self, norm: str) -> Sequence[float]:
+        """How the main answer is made of the released numbers of a cell, up to a factor that does not depend on the norm."""
+        return [1.0]
+
     @abstractmethod
     def group_answers(self, sums: NDArray[np.float64], spread: Spread, norm: str) -> Iterator[Answer]:
         """The answers of one group from its noisy sums [cells, width]."""
@@ -128,15 +133,15 @@ class Sums(Statistic):
         Guarantees: adding or removing all records of a unit changes them by at most the bound, whatever the cells of the table hold.
         """
         places, values = self.rows(table, norm)
-        groups = self.groups.codes(table)
-        groups = np.where(places >= 0, groups, -1)
-        kept = contribution.kept(table.owners, groups)
+        groups, kept = self.used(table, contribution, places >= 0)
         at = (groups * self.cells + places)[kept]
         count, width = self.groups.count * self.cells, values.shape[1]
         shape = (self.groups.count, self.cells, width)
-        if grid is None:
+        if self.whole:
             counts = np.bincount(at, minlength=count).astype(np.int64)
-            return Bounded(counts.reshape(shape), contribution.bound(self.one(norm)))
+            whole = Bounded(counts.reshape(shape), contribution.bound(self.one(norm)))
+            return whole if grid is None else grid.lay(whole)
+        assert grid is not None
         order = np.argsort(at, kind="stable")
         edges = np.searchsorted(at[order], np.arange(count + 1))
         rows, totals = values[kept][order], np.zeros((count, width), np.int64)
@@ -151,9 +156,7 @@ class Sums(Statistic):
         for place, group in zip(self.groups.places(), sums, strict=True):
             for answer in self.group_answers(group, spread, norm):
                 whole = {**place, **answer.place}
-                found.append(
-                    Answer(answer.statistic, answer.value, answer.standard_error, answer.interval, whole, answer.note)
-                )
+                found.append(Answer(answer.statistic, answer.value, answer.standard_error, answer.interval, whole, answer.note))
         return found
 
 
