@@ -26,8 +26,8 @@ from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
+from dpfy.mechanisms import choose
 from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.exact import choose
 from dpfy.mechanisms.mechanism import agree, source
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.columns import Number, Table
