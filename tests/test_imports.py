@@ -16,7 +16,6 @@ MAY_IMPORT = {
     "core": set(),
     "accounting": {"core"},
     "mechanisms": {"core"},
-    "statistics": {"core", "mechanisms"},
     "sampling": {"core"},
     "gradients": {"core"},
     "noise": {"core", "mechanisms"},
@@ -26,10 +25,9 @@ MAY_IMPORT = {
     "audit": {"core"},
     "report": {"core", "accounting", "plan", "audit"},
     "runs": {"core", "report"},
-    "queries": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
     "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs"},
-    "studies": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "statistics", "queries"},
-    "cli": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "studies", "statistics", "queries"},
+    "studies": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit"},
+    "cli": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "studies"},
 }
 """DESIGN's table; that training imports report is explained in docs/decisions.md."""
 

@@ -88,8 +88,9 @@ class Bench(Protocol):
         steps: int | None = None,
         seed: int = 0,
         interrupt: int | None = None,
+        exact: bool = False,
     ) -> Array:
-        """Train on records with these gradients; the noisy sums that the attacker sees, [steps, parameters]."""
+        """Train on records with these gradients; the noisy sums that the attacker sees, [steps, parameters]. `exact`: with exact noise."""
 
     def batches(self, bug: Bug, records: int, steps: int) -> NDArray[np.bool_]:
         """[steps, records]: who takes part when."""

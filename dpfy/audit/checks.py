@@ -156,6 +156,28 @@ def lattice(bench: Bench, bug: Bug) -> str | None:
     return None
 
 
+def exact_noise(bench: Bench, bug: Bug) -> str | None:
+    """Exact noise, under one secret: a sum moves every value by the whole steps in it or by one more, and by itself in the mean."""
+    d, steps = dimension(bench), 12
+
+    def seen(gradient: float) -> Array:
+        return bench.updates(np.full((1, d), gradient), bug, rate=1.0, steps=steps, seed=51, exact=True)
+
+    alone = seen(0.0)
+    known = np.diff(np.unique(alone))
+    step = float(known.min(initial=np.inf, where=known > 1e-9))
+    for gradient in (0.31 * step, -0.17 * step, 0.02 / math.sqrt(d)):
+        moved, expected = (seen(gradient) - alone) / step, gradient / step
+        if np.abs(moved - expected).max() >= 1 + 1e-6 or np.abs(moved - np.round(moved)).max() > 1e-6:
+            return f"a sum of {expected:.2f} steps moves a value by {moved[np.abs(moved - expected).argmax() // d].max():.2f}"
+        spread = math.sqrt(abs(expected) % 1 * (1 - abs(expected) % 1) / moved.size)
+        if abs(off := float(moved.mean()) - expected) > SIGMAS * spread:
+            return f"a sum of {expected:.3f} steps moves values by {expected + off:.3f} in the mean: the rounding is biased"
+    if np.unique(alone, axis=0).shape[0] < steps:
+        return "the noise of one step is used for another"
+    return None
+
+
 def noise_and_data(bench: Bench, bug: Bug) -> str | None:
     """The scale of the noise is public: it is the same for short and for long gradients."""
     d = dimension(bench)
@@ -261,6 +283,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "noise alone": noise_alone,
     "noise and data": noise_and_data,
     "lattice": lattice,
+    "exact noise": exact_noise,
     "secret": secret,
     "resumed": resumed,
     "spent": spent,

@@ -145,12 +145,7 @@ class Claim:
         return read
 
 
-HOMES = {
-    "training": "dpfy.plan.claim",
-    "evaluation": "dpfy.plan.claim",
-    "moments": "dpfy.models.moments",
-    "query": "dpfy.statistics.claim",
-}
+HOMES = {"training": "dpfy.plan.claim", "evaluation": "dpfy.plan.claim", "moments": "dpfy.models.moments"}
 """Where the kinds that come with dpfy are defined."""
 
 _KINDS: dict[str, type[Any]] = {}

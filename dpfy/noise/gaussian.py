@@ -97,7 +97,7 @@ def add_(
     total = sum([t.numel() for t in many])
     noise = (values for _, values in _pairs(total, dtype_of(sums), randomness.keystream(stream, step), lattice.noise))
     lay_(many, noise, lattice, divisor)
-    _put(into, many)
+    put(into, many)
 
 
 def add_drawn_(
@@ -110,17 +110,18 @@ def add_drawn_(
     """The same for noise at unit scale that is there already."""
     many = list(sums.values())
     lay_(many, _in_steps([noise[name] for name in sums], lattice), lattice, divisor)
-    _put(into, many)
+    put(into, many)
 
 
 def divide_(sums: list[Tensor], divisor: float, into: Sequence[Tensor] | None = None) -> None:
     """In place, and rounded into `into` where it is given."""
     if divisor != 1:
         torch._foreach_div_(sums, divisor)
-    _put(into, sums)
+    put(into, sums)
 
 
-def _put(into: Sequence[Tensor] | None, sums: list[Tensor]) -> None:
+def put(into: Sequence[Tensor] | None, sums: list[Tensor]) -> None:
+    """Round `sums` into `into`, where it is given."""
     if into is not None:
         torch._foreach_copy_(list(into), sums)
 
@@ -144,7 +145,7 @@ def _pairs(
 ) -> Iterator[tuple[int, Tensor]]:
     """`count` values from a keystream as (start, values), a chunk at a time, in memory that the next chunk overwrites."""
     size = LARGE_CHUNK if count >= 4 * LARGE_CHUNK else CHUNK
-    whole = _Scratch.held(dtype, size)
+    whole = Scratch.held(dtype, size)
     factor = None if scale is None else whole.squared(scale)
     for start in range(0, count, size):
         left = count - start
@@ -167,7 +168,7 @@ def _large_pages(size: int) -> NDArray[np.uint8]:
     return whole[start : start + size]
 
 
-class _Scratch:
+class Scratch:
     """Memory for some pairs r cos(2 a), r sin(2 a) with r = sqrt(-2 log u), and the views of it that NumPy and torch work on.
 
     The values lie where the random bits were, so that less of the cache is needed.
@@ -181,11 +182,11 @@ class _Scratch:
         self.flat = torch.from_numpy(integers.view(real))
         self.natural, self.turn = np.array(-math.log(2), real), np.array(math.pi / 2 * 2.0**-self.places, real)
         self.smallest, self.half = (torch.tensor(x, dtype=self.flat.dtype) for x in (2.0 ** (-2 * self.places - 2), 0.5))
-        self.parts: dict[int, _Scratch] = {}
+        self.parts: dict[int, Scratch] = {}
         self.below_one = (1 - float(np.finfo(real).eps)) * 2.0 ** (-2 * self.places)
 
     @classmethod
-    def held(cls, dtype: torch.dtype, size: int) -> _Scratch:
+    def held(cls, dtype: torch.dtype, size: int) -> Scratch:
         """A whole chunk, the same at every call of a thread: fresh memory costs more than the numbers that are put into it."""
         name = f"{dtype} {size}"
         if not hasattr(_HELD, name):
@@ -194,12 +195,12 @@ class _Scratch:
             setattr(_HELD, name, cls(memory[: len(memory) // 3 * 2].view(whole), memory[len(memory) // 3 * 2 :].view(real)))
         return getattr(_HELD, name)  # type: ignore[no-any-return]
 
-    def part(self, pairs: int) -> _Scratch:
+    def part(self, pairs: int) -> Scratch:
         """The beginning of the same memory. The views of a few sizes are held too: a run asks for one size at every step."""
         if pairs not in self.parts:
             if len(self.parts) >= 8:
                 self.parts.clear()
-            self.parts[pairs] = _Scratch(self.integers.reshape(-1)[: 2 * pairs], self.radius[:pairs])
+            self.parts[pairs] = Scratch(self.integers.reshape(-1)[: 2 * pairs], self.radius[:pairs])
         return self.parts[pairs]
 
     def squared(self, scale: float) -> NDArray[Any]:

@@ -82,7 +82,7 @@ def lay_(sums: Sequence[Tensor], noise: Iterable[Tensor], lattice: Lattice, divi
     half, phase = torch.from_numpy(np.array([weight / 2, lattice.phase], real)).to(rows[0].device).unbind()
     target, done = 0, 0
     for piece in noise:
-        parts, lengths, target, done = _parts(rows, sizes, target, done, piece.numel())
+        parts, lengths, target, done = pieces(rows, sizes, target, done, piece.numel())
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
         torch.add(phase, values, alpha=1 / lattice.step, out=values)
         values.add_(piece).floor_()
@@ -94,7 +94,7 @@ def lay_(sums: Sequence[Tensor], noise: Iterable[Tensor], lattice: Lattice, divi
             t.copy_(row.view(t.shape))
 
 
-def _parts(
+def pieces(
     rows: Sequence[Tensor], sizes: Sequence[int], target: int, done: int, length: int
 ) -> tuple[list[Tensor], list[int], int, int]:
     """The next `length` coordinates, from `done` in row `target` on, as parts of rows with their lengths; and where the next begin."""

@@ -14,7 +14,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded, Private
-from dpfy.noise import gaussian, memory
+from dpfy.noise import exact, gaussian, memory, terms
 from dpfy.noise.lattice import Lattice, with_rounding
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
 
@@ -33,7 +33,8 @@ class NoiseStream:
     (secret, name, s) alone. The noisy sum is divided by `divisor`, which is public, while it is at hand. With `in_place` the released
     value takes the memory of the sum, which must not be used afterwards, not even where the value went elsewhere; otherwise the sum
     is left as it is. `shards` is the number of streams that share one contribution's coordinates (:mod:`dpfy.noise.shard`). `event`
-    is all that the stream does in a whole run, which the permit must have been given for; by default one Gaussian release.
+    is all that the stream does in a whole run, which the permit must have been given for; by default one Gaussian release. With
+    `exact` every released value is where real numbers would put it (:mod:`dpfy.noise.exact`).
     """
 
     strategy: Strategy
@@ -44,17 +45,20 @@ class NoiseStream:
     in_place: bool = False
     shards: int = 1
     event: events.Event | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         check.integer("shards", self.shards)
         check.nonnegative("noise scale", self.scale)
         check.positive("divisor", self.divisor)
+        if self.exact:
+            terms.require(self.strategy)
         if self.event is None:
             object.__setattr__(self, "event", events.Gaussian(self.scale) if self.scale else events.NotPrivate())
 
     def init(self, like: Grads) -> State:
         """The strategy's state before the first step."""
-        return self.strategy.init(like)
+        return exact.init(self.strategy, like) if self.exact else self.strategy.init(like)
 
     def require_lattice(self, like: Grads, bound: float) -> None:
         """Refuse, before the first step, noise that `release` could not lay on a lattice for sums like these."""
@@ -74,7 +78,8 @@ class NoiseStream:
         billed as such). Every parameter gets noise at every step, also when the batch was empty. Noise is added in float32 or wider,
         before any rounding to a narrower type. With noise, every released value is (k + 1/2) step / divisor for a whole number k and a
         step that plan, shapes and types decide, not the data (:mod:`dpfy.noise.lattice`); what is left of the difference between this
-        noise and a real Gaussian is stated in docs/decisions.md.
+        noise and a real Gaussian is stated in docs/decisions.md, and in docs/exact-noise-training.md for exact noise, where it is
+        nothing.
         """
         assert self.event is not None
         permit.check(step, self.event)
@@ -96,12 +101,18 @@ class NoiseStream:
 
     def _lattice(self, sums: Grads, bound: float, dtype: torch.dtype, step: int) -> Lattice:
         """Where the values of `step` will lie, a function of public things alone; and the secret phase at which it is met."""
-        fresh, count = self.strategy.fresh(step), self.shards * sum([t.numel() + 1 for t in sums.values()])
+        count = self.shards * sum([t.numel() + 1 for t in sums.values()])
+        if self.exact:
+            return exact.lattice(self.scale, bound, count, dtype, terms.of(self.strategy, step), step)
+        fresh = self.strategy.fresh(step)
         drawn = int.from_bytes(self.randomness.key(f"{self.name} rounding", step, 8), "little")
         return Lattice.of(with_rounding(self.scale, bound, count, dtype, fresh), dtype, (drawn + 0.5) / 2**64 - 0.5, fresh)
 
     def _add_(self, sums: Grads, lattice: Lattice, step: int, state: State, into: Ends) -> State:
         """Add the noise of `step` and divide: where the sums are if the step is a recurrence, else drawn first."""
+        if self.exact:
+            exact.add_(sums, lattice, terms.of(self.strategy, step), self.randomness, self.name, step, self.divisor, state, into)
+            return state
         if isinstance(self.strategy, Recurrent) and self._added(self.strategy.recurrence(step), sums, lattice, step, state, into):
             return state
         unit, state = self.strategy.next(step, lambda s: gaussian.draw(sums, self.randomness, self.name, s), state)

@@ -139,6 +139,27 @@ class Tree:
         kept = {at: value for at, value in live.items() if at > level} | {level: fresh}
         return noise, {f"{at}.{name}": t for at, value in kept.items() for name, t in value.items()}
 
+    def nodes(self, step: int) -> dict[int, float]:
+        """The noise of `step` of the estimator "completed": weights of node draws, by their addresses. No state is needed."""
+        epoch, local = divmod(step, self.restart) if self.restart else (0, step)
+        top = (local + 1 & -(local + 1)).bit_length() - 1
+        found = {self._node(epoch, local + 1, top): 1.0}
+        if epoch and not local and self.completion:
+            full = self._full()
+            found[self._node(epoch - 1, full, full.bit_length() - 1)] = 1.0
+            replaced, count, tree = self.restart.bit_length(), self.restart, epoch - 1
+        else:
+            replaced, count, tree = top, local, epoch
+        for level in range(replaced):
+            if count >> level & 1:
+                node = self._node(tree, count >> level << level, level)
+                found[node] = found.get(node, 0.0) - 1.0  # a tree that is full has its root already
+        return {at: weight for at, weight in found.items() if weight}
+
+    def _node(self, epoch: int, count: int, level: int) -> int:
+        """The address of the node of `level` that ends at leaf `count` of its tree."""
+        return epoch * 2 * self._full() + 2 * (count - 1) - (count - 1).bit_count() + level
+
     def _carry(self, epoch: int, count: int, draw: Draw, live: dict[int, Grads]) -> tuple[Grads, int]:
         """The estimate of the largest node that ends at leaf `count` of its tree, and its level."""
         base = epoch * 2 * self._full() + 2 * (count - 1) - (count - 1).bit_count()

@@ -19,10 +19,16 @@ from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.plan import pairs
-from dpfy.plan.recipe import Plan
+from dpfy.plan.recipe import EXACT, FLOAT, Plan
 
 MOST_WORDS = 200
 PUBLIC, NOTHING = "declared public", "nothing by the caller"
+ADDED = {
+    FLOAT: "noise is drawn and added in floating point",
+    EXACT: "every released value is the lattice point of sum + noise as real numbers: floating point found it where its error could "
+    "not matter, real arithmetic elsewhere, so that the bits have the law that is billed (the sum itself is a floating-point one)",
+}
+"""What was done about the bits of the noise."""
 RELEASED = "every noisy step, and so every intermediate model and average; not the last model alone"
 
 
@@ -103,9 +109,7 @@ class Training(Claim):
                 "every unit's gradient was clipped",
                 YES,
             ),
-            Assumption(
-                "arithmetic", "noise is a real number drawn exactly", "noise is drawn and added in floating point", NEARLY
-            ),
+            self._arithmetic(),
             Assumption(
                 "steps",
                 "the number of steps was fixed before the data was read",
@@ -114,6 +118,12 @@ class Training(Claim):
             ),
             *_of_the_caller(facts),
         ]
+
+    def _arithmetic(self) -> Assumption:
+        exact = self.plan.recipe.noise == EXACT
+        return Assumption(
+            "arithmetic", "noise is a real number drawn exactly", ADDED[self.plan.recipe.noise], YES if exact else NEARLY
+        )
 
     def _sampling(self) -> Assumption:
         planned = self.plan.recipe.sampler.participation.words
@@ -159,6 +169,7 @@ class Training(Claim):
                 "sampling": encoded["sampler"],
                 "sampling_words": recipe.sampler.participation.words,
                 "strategy": encoded["strategy"]["kind"],
+                **({"noise": ADDED[recipe.noise]} if recipe.noise != FLOAT else {}),
                 "noise_on_average": plan.stddev / recipe.expected_batch,
                 "theorem": theorem,
             },

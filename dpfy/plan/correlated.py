@@ -8,7 +8,7 @@ from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.strategy import Strategy
 from dpfy.noise.tree import Tree
-from dpfy.plan.recipe import Recipe, step_count, steps_per_epoch
+from dpfy.plan.recipe import FLOAT, Recipe, step_count, steps_per_epoch
 from dpfy.sampling.sampler import Sampler
 from dpfy.sampling.slots import CyclicPoissonSampler, FixedOrderSampler
 
@@ -28,6 +28,7 @@ def bandmf(
     clip_norm: float = 1.0,
     unit: Unit = EXAMPLE,
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
+    noise: str = FLOAT,
 ) -> Recipe:
     """Banded matrix factorization (BandMF). One band with cyclic Poisson sampling is DP-SGD.
 
@@ -50,7 +51,7 @@ def bandmf(
         sampler = fixed_order(records, batch_size, count)
         bands = min(bands, sampler.steps_per_epoch)
     strategy = optimise.banded(bands, count)
-    return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency))
+    return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency), noise)
 
 
 def blt(
@@ -63,6 +64,7 @@ def blt(
     clip_norm: float = 1.0,
     unit: Unit = EXAMPLE,
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
+    noise: str = FLOAT,
 ) -> Recipe:
     """Buffered linear Toeplitz noise in a fixed order of the records: almost the error of full correlation with a few buffers."""
     from dpfy.noise.optimise_blt import blt as optimise_blt
@@ -70,7 +72,7 @@ def blt(
     count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
     sampler = fixed_order(records, batch_size, count)
     strategy = optimise_blt(buffers, count, sampler.participation)
-    return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency))
+    return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency), noise)
 
 
 def dpftrl(
@@ -84,6 +86,7 @@ def dpftrl(
     clip_norm: float = 1.0,
     unit: Unit = EXAMPLE,
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
+    noise: str = FLOAT,
 ) -> Recipe:
     """DP-FTRL with a binary tree (Kairouz et al. 2021), in a fixed order; `restart` begins a new, completed tree every epoch.
 
@@ -93,7 +96,7 @@ def dpftrl(
     sampler = fixed_order(records, batch_size, count)
     restarts = restart and sampler.epochs > 1
     strategy = Tree(estimator, sampler.steps_per_epoch if restarts else 0, restarts)
-    return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency))
+    return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency), noise)
 
 
 def with_strategy(recipe: Recipe, strategy: Strategy) -> Recipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from dpfy import accounting
 from dpfy.accounting import calibrate as calibration
@@ -17,6 +17,7 @@ from dpfy.core.guarantee import Guarantee
 from dpfy.core.participation import WithoutReplacement
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
+from dpfy.noise import terms
 from dpfy.noise.families import STRATEGIES
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity, Strategy
@@ -24,13 +25,17 @@ from dpfy.plan import pairs
 from dpfy.sampling.sampler import Sampler
 from dpfy.sampling.table import SAMPLERS
 
+FLOAT, EXACT = NOISES = ("float", "exact")
+"""How noise is added: in floating point, or so that every released value is where real numbers would put it."""
+
 
 @dataclass(frozen=True)
 class Recipe:
     """What will be done to the data, before the noise is known. `records` is the public size of the data set, in units.
 
     A unit of several records is sampled as one and its contribution bounded as one (:func:`dpfy.by_user`, :func:`dpfy.per_user`);
-    training refuses data that is not arranged so.
+    training refuses data that is not arranged so. `noise` is one of `NOISES`; "exact" noise has the law that is billed to the last bit
+    (:mod:`dpfy.noise.exact`), for the strategies that it knows.
     """
 
     records: int
@@ -40,6 +45,9 @@ class Recipe:
     strategy: Strategy = Identity()  # noqa: RUF009  (frozen and stateless)
     unit: Unit = EXAMPLE
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+    noise: str = FLOAT
+
+    LATER: ClassVar[tuple[str, ...]] = ("noise",)
 
     def __post_init__(self) -> None:
         check.integer("records", self.records, most=check.RECORDS)
@@ -47,6 +55,8 @@ class Recipe:
         object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
         pairs.find(self.sampler.participation, self.strategy)
         self._check_fixed_size()
+        if check.one_of("noise", self.noise, NOISES) == EXACT:
+            terms.require(self.strategy)
         if isinstance(self.strategy, Schedule) and self.strategy.steps != self.steps:
             raise InvalidInput("steps", self.steps, f"must be the steps of the noise schedule ({self.strategy.steps})")
         if isinstance(self.clip, MicrobatchClip):
@@ -272,15 +282,17 @@ def dpsgd(
     clip_norm: float = 1.0,
     unit: Unit = EXAMPLE,
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
+    noise: str = FLOAT,
 ) -> Recipe:
     """DP-SGD: random batches, flat clipping, fresh Gaussian noise. Give `epochs` or `steps`, not both.
 
     Works for every optimizer (DP-Adam is this recipe with Adam). `epochs` counts expected passes over the data. "poisson" batches have
     `batch_size` records on average; "without-replacement" ones exactly that many, and hide a record that is replaced (replace-one).
+    ``noise="exact"`` gives every released value the bits that real numbers would have given it.
     """
     count = step_count(records, batch_size, epochs, steps)
     sampler = sampler_of(sampling, records, batch_size)
-    return Recipe(records, sampler, count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency))
+    return Recipe(records, sampler, count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency), noise)
 
 
 def sampler_of(sampling: str, records: int, batch_size: float) -> Sampler:

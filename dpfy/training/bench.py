@@ -26,7 +26,7 @@ from dpfy.noise.banded import Banded
 from dpfy.noise.gaussian import draw
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.tree import Tree
-from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.plan.recipe import EXACT, Plan, dpsgd
 from dpfy.training.audited import observe_crash, observe_error, observe_gradients, observe_write
 
 Array = NDArray[np.float64]
@@ -94,12 +94,15 @@ class TrainingBench:
         steps: int | None = None,
         seed: int = 0,
         interrupt: int | None = None,
+        exact: bool = False,
     ) -> Array:
         """Train on records with these gradients, the bug's parts in place; the noisy sums [steps, parameters] in clip norms."""
         chosen = self.noise_multiplier if noise is None else noise
         plan = self.plan(
             len(rows), chosen, rate or self.rate, self.steps if steps is None else steps, Adjacency.ADD_OR_REMOVE_ONE
         )
+        if exact:
+            plan = dataclasses.replace(plan, recipe=dataclasses.replace(plan.recipe, noise=EXACT))
         seams = bug if steps is None else dataclasses.replace(bug, steps=None)
         physical = self.physical if len(rows) > 16 else 4
         return observe_gradients(self.model, rows, plan, seams=seams, seed=seed, physical=physical, interrupt=interrupt)

@@ -18,7 +18,7 @@ from dpfy.gradients.clip import CLIPS, LEAST_NORM, Clip
 from dpfy.models.config import ModelConfig
 from dpfy.noise.schedule import Schedule, equal_phases, given_phases
 from dpfy.plan.auto import MECHANISMS
-from dpfy.plan.recipe import SAMPLINGS
+from dpfy.plan.recipe import FLOAT, NOISES, SAMPLINGS
 from dpfy.training.runtime import Runtime
 
 PATHS = {("data", "dir"), ("data", "path"), ("data", "labels_path"), ("data", "test_path"), ("data", "test_labels_path"),
@@ -100,6 +100,7 @@ class TrainingConfig:
         "constant noise",
     )
     phase_steps: tuple[int, ...] | None = setting(None, "Steps of each of the noise_phases.", "phases of equal length")
+    noise: str = setting(FLOAT, "How noise is added: float, or exact (every released value is where real numbers would put it).")
     batch_size: float | None = setting(None, "Mean size of a batch.", "all units")
     epochs: float | None = setting(None, "Expected passes over the data; or give steps.")
     steps: int | None = setting(None, "Noisy steps; or give epochs.", "120")
@@ -123,6 +124,7 @@ class TrainingConfig:
         check.one_of("training.mechanism", self.mechanism, MECHANISMS)
         if check.one_of("training.sampling", self.sampling, SAMPLINGS) != "poisson" and self.mechanism != "dp-sgd":
             raise InvalidInput("training.sampling", self.sampling, "goes with the mechanism dp-sgd")
+        check.one_of("training.noise", self.noise, NOISES)
         if self.bands is not None:
             check.integer("training.bands", self.bands)
             if self.mechanism != "band-mf":

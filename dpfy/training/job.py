@@ -91,7 +91,7 @@ def plan_of(config: JobConfig) -> Plan:
     fixed = privacy.noise_multiplier is not None
     recipe = recipe_for(training.mechanism, setting, None if fixed else target, training.bands)
     strategy = training.schedule(recipe.steps) or recipe.strategy
-    recipe = replace(recipe, strategy=strategy, clip=training.clip_rule(), unit=config.data.unit)
+    recipe = replace(recipe, strategy=strategy, clip=training.clip_rule(), unit=config.data.unit, noise=training.noise)
     if privacy.noise_multiplier is not None:
         plan = recipe.with_noise(
             privacy.noise_multiplier,

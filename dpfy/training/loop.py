@@ -24,7 +24,7 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, trainable, zeros
 from dpfy.gradients.select import choose
 from dpfy.noise.stream import NoiseStream
-from dpfy.plan.recipe import Plan
+from dpfy.plan.recipe import EXACT, Plan
 from dpfy.training import checkpoint, computation, finish, guard, metrics, progress, public, resume, state
 from dpfy.training.admission import check_optimizer, check_records
 from dpfy.training.averaging import swapped
@@ -151,7 +151,13 @@ class PrivateTraining:
         check_records(recipe, self.records.rows_each, len(self.records))
         event = self.folder.reserved.claim.event
         stream = NoiseStream(
-            recipe.strategy, self.plan.scale, randomness, divisor=recipe.expected_batch, in_place=True, event=event
+            recipe.strategy,
+            self.plan.scale,
+            randomness,
+            divisor=recipe.expected_batch,
+            in_place=True,
+            event=event,
+            exact=recipe.noise == EXACT,
         )
         self.rates = Rates(rates_of(self.optimizer), self._factors)
         average = MappingProxyType(self.rule.averaging.init(model))

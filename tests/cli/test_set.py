@@ -61,6 +61,7 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "training.mechanism": (["training.mechanism=tree"], "tree"),
     "training.sampling": (["training.sampling=without-replacement"], "without-replacement"),
     "training.bands": (["training.mechanism=band-mf", "training.bands=4"], 4),
+    "training.noise": (["training.noise=exact"], "exact"),
     "training.noise_phases": (PHASES, (2.0, 1.5)),
     "training.phase_steps": (PHASES, (100, 20)),
     "training.batch_size": (["training.batch_size=256"], 256),

@@ -62,7 +62,7 @@ def test_values_are_the_formula(dtype, whole, tolerance):
 @pytest.mark.parametrize(("dtype", "radius"), [(torch.float32, 8.158), (torch.float64, 9.42)])
 def test_extreme_bits_give_finite_values_inside_the_stated_radius(monkeypatch, dtype, radius, fast):
     monkeypatch.setattr(gaussian, "_NUMPY_IS_FAST", fast)
-    scratch = gaussian._Scratch.held(dtype, gaussian.CHUNK).part(8)
+    scratch = gaussian.Scratch.held(dtype, gaussian.CHUNK).part(8)
     least = filled(scratch, 0).clone()
     assert least.abs().max() <= radius
     assert least.abs().max() > radius - 0.01

@@ -291,7 +291,7 @@ def test_phases_are_uniform_by_address_and_not_shown():
 
 def test_the_tail_has_no_holes_and_reaches_beyond_eight():
     """With first words that are nearly 0 the radius lies between 5.5 and 8.16, and fills that range evenly in its logarithm."""
-    scratch = gaussian._Scratch.held(torch.float32, gaussian.CHUNK).part(1 << 16)
+    scratch = gaussian.Scratch.held(torch.float32, gaussian.CHUNK).part(1 << 16)
     first, second = scratch.integers
     for word, low, high in [(0, 2.0**-48, 2.0**-31), (-1, 2.0**-48, 2.0**-31), (5, 5 * 2.0**-31, 6 * 2.0**-31)]:
         first[:], second[:] = word, np.random.default_rng(0).integers(-(2**31), 2**31, len(second))
@@ -305,7 +305,7 @@ def test_the_tail_has_no_holes_and_reaches_beyond_eight():
 
 def border(y: float, angles: np.ndarray, scale: float) -> np.ndarray:
     """For each word of the angle: how far the probability that its float32 noise is at least y is from the exact function's."""
-    scratch = gaussian._Scratch.held(torch.float32, gaussian.CHUNK).part(len(angles))
+    scratch = gaussian.Scratch.held(torch.float32, gaussian.CHUNK).part(len(angles))
     factor = scratch.squared(scale)
     low, high = np.full(len(angles), -1), np.full(len(angles), 2**31 - 1)
     for _ in range(32):  # noise falls as the first word grows

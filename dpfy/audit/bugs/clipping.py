@@ -93,6 +93,12 @@ def two_owners(rows: Rows, norm: float) -> tuple[Rows, float]:
     return weighted(rows, shrink(norms(rows), 2 * norm)), norm
 
 
+def rounded_first(rows: Rows, norm: float) -> tuple[Rows, float]:
+    """Gradients are rounded up to a lattice of 1/32 of the norm, and clipped by the norms that they had before."""
+    step = norm / 32
+    return weighted({n: (g / step).abs().ceil() * g.sign() * step for n, g in rows.items()}, shrink(norms(rows), norm)), norm
+
+
 def not_a_number(rows: Rows, norm: float) -> tuple[Rows, float]:
     """`if norm > clip: scale`, which is false for NaN."""
     import torch
@@ -193,6 +199,12 @@ BUGS = (
     ),
     Bug("clip-late", "accumulation that clips after accumulating", SENSITIVITY, engine=wrong(unclipped), stream=ClipsLate),
     Bug("clip-two-owners", "clipped to twice the norm that scales the noise", AUDIT, engine=wrong(two_owners)),
+    Bug(
+        "clip-rounded-first",
+        "gradients are rounded to a lattice before they are clipped",
+        SENSITIVITY,
+        engine=wrong(rounded_first),
+    ),
     Bug("clip-nan", "a NaN example passes unclipped", "not a number", engine=wrong(not_a_number)),
     Bug("clip-adaptive", "an adaptive clip norm computed without noise", "noise and data", engine=wrong(adaptive)),
 )

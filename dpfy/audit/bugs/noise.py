@@ -12,7 +12,7 @@ from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded, Private
 
-AUDIT, ALONE = "white-box audit", "noise alone"
+AUDIT, ALONE, EXACT = "white-box audit", "noise alone", "exact noise"
 Grads = dict[str, Any]
 
 
@@ -93,6 +93,28 @@ class SumBeside(Changed):
         return Private(made if into is None else {name: into[name].copy_(value) for name, value in made.items()}), state
 
 
+class MovesSum(Changed):
+    """Exact noise on a sum that `move(sum in steps)` has changed, coordinate by coordinate."""
+
+    def __init__(self, real: Any, move: Callable[[Any], Any]) -> None:
+        self.real, self.move = real, move
+
+    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
+        """The real release of the changed sum."""
+        wide = max((value.dtype for value in total.value.values()), key=lambda kind: kind.itemsize)
+        cell = self.real._lattice(total.value, total.bound.l2, wide, step).step
+        moved = {name: self.move(value / cell) * cell for name, value in total.value.items()}
+        return self.real.release(Bounded(moved, total.bound, total.unit), step, state, permit, into)  # type: ignore[no-any-return]
+
+
+class SeedForTwo(Changed):
+    """Two steps draw from one key."""
+
+    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
+        """The noise of the even step before."""
+        return self.real.release(total, step - step % 2, state, permit, into)  # type: ignore[no-any-return]
+
+
 def shared(step: int, noise: Grads, total: Grads) -> Grads:
     """Tensors of equal size get the same noise."""
     first: Grads = {}
@@ -145,6 +167,19 @@ BUGS = (
         stream=changed(lambda step, noise, total: {n: z + 1e-3 * z.sin() for n, z in noise.items()}),
     ),
     Bug("noise-sum-beside", "noise on a lattice, added to a sum that is not", "lattice", stream=lambda s: SumBeside(s, shared)),
+    Bug(
+        "exact-coarse",
+        "the sum is rounded to a lattice that is too coarse for what one record adds",
+        EXACT,
+        stream=lambda s: MovesSum(s, lambda x: (x / 8).round() * 8),
+    ),
+    Bug(
+        "exact-biased-coin",
+        "the coin that rounds the sum up is biased",
+        EXACT,
+        stream=lambda s: MovesSum(s, lambda x: x.floor() + (x - x.floor()) ** 0.9),
+    ),
+    Bug("exact-seed-for-two", "one seed for the draws of two steps", EXACT, stream=lambda s: SeedForTwo(s, shared)),
     Bug(
         "noise-known-seed",
         "the noise comes from a seed that is not secret",

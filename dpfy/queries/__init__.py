@@ -1,1 +1,0 @@
-"""Queries: a line of text, a public schema and a budget become claims, a run folder and answers."""

@@ -1,1 +1,0 @@
-"""Private statistics: counts, sums, means, quantiles, tables; each with its standard error and interval."""

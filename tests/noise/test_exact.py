@@ -1,0 +1,260 @@
+"""Exact noise: the released bits are those of real arithmetic, whatever floating point does, and their law is the one that is billed."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from dpfy.core.book import rehearsal
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.random import Randomness
+from dpfy.core.values import Bound, Bounded
+from dpfy.noise import exact, gaussian, real, terms
+from dpfy.noise.banded import Banded, NormalisedBanded
+from dpfy.noise.blt import Blt
+from dpfy.noise.dense import dense
+from dpfy.noise.inverse import inverse_square_root_banded
+from dpfy.noise.schedule import Schedule
+from dpfy.noise.strategy import Identity
+from dpfy.noise.stream import NoiseStream
+from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.tree import Tree
+
+STEPS = 7
+KNOWN = {
+    "blt": Blt((0.98, 0.7), (0.2, 0.3)),
+    "identity": Identity(),
+    "inverse": inverse_square_root_banded(4),
+    "schedule": Schedule((3, 97), (1.21, 1.0)),
+    "banded": Banded((1.0, 0.7, 0.6, 0.5)),
+    "normalised": NormalisedBanded((0.9, 0.6, 0.4), 100),
+    "banded, scaled": Banded((5.7, 3.0, 2.0)),
+    "tree": Tree("completed"),
+    "tree, restarted": Tree("completed", restart=3, completion=True),
+}
+SHAPES = {"a": (30,), "turned": (7, 3), "none": (0, 2), "scalar": ()}
+
+
+def stream_of(strategy, scale=1.3, seed=4, **more) -> NoiseStream:
+    return NoiseStream(strategy, scale, Randomness.for_tests(seed), exact=True, **more)
+
+
+def sums(size: float, dtype: torch.dtype, seed: int = 1) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    made = {n: (size * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype) for n, shape in SHAPES.items()}
+    made["turned"] = made["turned"].t().contiguous().t()
+    return made
+
+
+def run(stream: NoiseStream, size: float = 3.7, dtype: torch.dtype = torch.float32, bound: float = 0.7, steps: int = STEPS):
+    """What is released, the sums, and the lattices."""
+    state, seen, given, lattices = stream.init(sums(size, dtype)), [], [], []
+    for step in range(steps):
+        total = sums(size, dtype, step)
+        given.append(total)
+        lattices.append(stream._lattice(total, bound, dtype, step))
+        released, state = stream.release(Bounded(total, Bound(l2=bound)), step, state, rehearsal(stream.event, steps))
+        seen.append(released.value)
+    return seen, given, lattices
+
+
+def flat(tensors) -> np.ndarray:
+    return np.concatenate([t.double().numpy().reshape(-1) for t in tensors.values()])
+
+
+def oracle_draw(stream: NoiseStream, address: int, count: int) -> list[mpmath.mpf]:
+    """The draw of an address as the definition says, by another library for real numbers."""
+    pairs = (count + 1) // 2
+    buffer = bytearray(16 * pairs)
+    stream.randomness.keystream(stream.name, address)(memoryview(buffer))
+    words = np.frombuffer(buffer, "<i8").reshape(2, pairs).tolist()
+    first, second = [], []
+    for i, (a, b) in enumerate(zip(*words, strict=True)):
+        digits = stream.randomness.key(f"{stream.name} digits {i}", address, 48)
+        x, turn = (
+            (mpmath.mpf(word) + mpmath.ldexp(int.from_bytes(part, "little"), -192)) / 2**63
+            for word, part in ((a, digits[:24]), (b, digits[24:]))
+        )
+        radius = mpmath.sqrt(-2 * mpmath.log(abs(x)))
+        first.append(radius * mpmath.cospi(turn))
+        second.append(radius * mpmath.sinpi(turn))
+    return (first + second)[:count]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", KNOWN)
+def test_released_bits_are_those_of_real_arithmetic(name, dtype):
+    """Against an oracle that knows no floating point: matrices in real numbers, draws by mpmath, one value at a time."""
+    strategy, stream = KNOWN[name], stream_of(KNOWN[name], divisor=100.0)
+    seen, given, lattices = run(stream, dtype=dtype)
+    count = flat(given[0]).size
+    with mpmath.workprec(300):
+        draws = {}
+        made: list[list[mpmath.mpf]] = []  # released less the sum, in units
+        for step, (out, total, on) in enumerate(zip(seen, given, lattices, strict=True)):
+            step_terms = terms.of(strategy, step)
+            noise = [mpmath.mpf(0)] * count
+            for weight, at in step_terms.draws:
+                if at not in draws:
+                    draws[at] = oracle_draw(stream, at, count)
+                noise = [n + mpmath.mpf(weight) * z for n, z in zip(noise, draws[at], strict=True)]
+            if step_terms.past is not None:
+                unit = mpmath.mpf(on.noise) * mpmath.mpf(on.step)
+                rows = strategy.encoder(100)[: step + 1, : step + 1] if name == "normalised" else strategy.encoder(step + 1)
+                for back in range(step):
+                    weight = mpmath.mpf(float(-rows[step, back])) / mpmath.mpf(float(rows[step, step])) / unit
+                    noise = [n + weight * m for n, m in zip(noise, made[back], strict=True)]
+            x = [mpmath.mpf(v) for v in flat(total).tolist()]
+            cells = [int(mpmath.floor(v / on.step + on.noise * n)) for v, n in zip(x, noise, strict=True)]
+            made.append([(k + mpmath.mpf(0.5)) * on.step - v for k, v in zip(cells, x, strict=True)])
+            weight = on.step / 100.0
+            expected = torch.tensor([(k + 0.5) * weight for k in cells], dtype=torch.float64).to(dtype).double().numpy()
+            assert np.array_equal(flat(out), expected), (name, step)
+
+
+@pytest.mark.parametrize("name", ["identity", "banded", "inverse", "blt"])
+def test_floating_point_decides_nothing(name, monkeypatch):
+    """With functions that are a little off, and with all decided by real numbers, the same bits are released."""
+    reference = [flat(out) for out in run(stream_of(KNOWN[name]))[0]]
+    honest = gaussian.Scratch.transform
+
+    def off(self, factor=None):
+        values = honest(self, factor)
+        return values.mul_(1 + 1e-13 * torch.randn(values.shape, dtype=torch.float64))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gaussian.Scratch, "transform", off)
+        assert all(map(np.array_equal, reference, [flat(out) for out in run(stream_of(KNOWN[name]))[0]]))
+    with monkeypatch.context() as patch:
+        patch.setattr(exact, "ERROR", 1.0)
+        decided = []
+        patch.setattr(real, "floor", lambda *given, floor=real.floor: decided.append(1) or floor(*given))
+        assert all(map(np.array_equal, reference, [flat(out) for out in run(stream_of(KNOWN[name]))[0]]))
+        assert len(decided) == STEPS * len(reference[0])
+
+
+def test_a_machine_whose_functions_are_off_is_refused(monkeypatch):
+    honest = gaussian.Scratch.transform
+    monkeypatch.setattr(gaussian.Scratch, "transform", lambda self, factor=None: honest(self, factor).mul_(1 + 1e-11))
+    exact.require.cache_clear()
+    with pytest.raises(Unsupported, match="double precision is off"):
+        run(stream_of(Identity()))
+    monkeypatch.undo()
+    exact.require()
+
+
+def test_a_sum_moves_the_cell_by_exactly_itself():
+    """floor(x + whole number + noise) = floor(x + noise) + whole number: what makes the release post-processing."""
+    stream = stream_of(Identity())
+    count = 4000
+    like = {"w": torch.zeros(count, dtype=torch.float64)}
+    step = stream._lattice(like, 1.0, torch.float64, 0).step
+    found = []
+    for shift in (0.0, 0.25, 1.0, -3.0, 1024.0):
+        total = {"w": torch.full((count,), shift * step, dtype=torch.float64)}
+        out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, rehearsal(stream.event, 1))[0].value["w"]
+        found.append(torch.floor(out / step))
+    zero, quarter, *whole = found
+    for shift, cells in zip((1.0, -3.0, 1024.0), whole, strict=True):
+        assert torch.equal(cells, zero + shift)
+    assert ((quarter - zero == 0) | (quarter - zero == 1)).all()
+    assert float((quarter - zero).mean()) == pytest.approx(0.25, abs=0.04)  # a coin that is not biased: 5.8 standard errors
+
+
+@pytest.mark.parametrize("x", [0.0, 0.37, -1000.81])
+def test_cells_have_the_law_that_is_billed(x):
+    """Chi-square against the exact probabilities; 0.98 and 1.02 of the scale, and a sum a step away, are rejected."""
+    from scipy.stats import chi2, norm
+
+    count, stream = 400_000, stream_of(Identity())
+    on = stream._lattice({"w": torch.zeros(count)}, 1.0, torch.float32, 0)
+    total = {"w": torch.full((count,), x * on.step)}
+    out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, rehearsal(stream.event, 1))[0].value["w"]
+    cells = torch.floor(out.double() / on.step).numpy()
+    edges = np.arange(-120, 121) + math.floor(x)
+
+    def p_value(factor=1.0, shift=0.0):
+        inside = norm.cdf((edges - x - shift) / (on.noise * factor))
+        expected = count * np.concatenate([[inside[0]], np.diff(inside), [1 - inside[-1]]])
+        seen = np.histogram(cells + 0.5, np.concatenate([[-1e9], edges, [1e9]]))[0]
+        return float(chi2.sf(((seen - expected) ** 2 / expected).sum(), len(expected) - 1))
+
+    assert p_value() > 1e-6
+    assert max(p_value(0.98), p_value(1.02), p_value(shift=1.0)) < 1e-6
+
+
+def test_the_tail_and_the_middle_are_decided_by_real_numbers(monkeypatch):
+    """Words of which double precision holds too few digits: u next to 0 and next to 1."""
+    words = [0, -1, 1, 2**30, -(2**35), 2**63 - 1, -(2**63), 2**62, 2**63 - 2**40]
+    angles = [0, 2**61, 2**62, -(2**62), 2**63 - 1, -(2**63), 12345, -(2**61), 2**60]
+
+    def keystream(self, stream, step):
+        return lambda buffer: buffer.cast("B").__setitem__(slice(None), np.array(words + angles, "<i8").tobytes())
+
+    monkeypatch.setattr(Randomness, "keystream", keystream)
+    stream, count = stream_of(Identity(), scale=1.0), 2 * len(words)
+    draws = exact.Draws(stream.randomness, stream.name, count)
+    _, unknown = next(draws.chunks(0, 1.0))
+    assert {0, 1, 2, 3, 4, 5, 6} <= set(unknown.tolist())
+    assert 7 not in unknown
+    total = {"w": torch.zeros(count, dtype=torch.float64)}
+    on = stream._lattice(total, 1.0, torch.float64, 0)
+    out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, rehearsal(stream.event, 1))[0].value["w"]
+    with mpmath.workprec(300):
+        expected = [int(mpmath.floor(on.noise * z)) for z in oracle_draw(stream, 0, count)]
+    assert torch.floor(out / on.step).tolist() == expected
+
+
+def test_remembered_noise_makes_up_for_the_cell():
+    """C times what was released less C times the sums is a draw of each step, but for half a step: nothing else is added up."""
+    strategy, steps = Banded((1.0, 0.7, 0.6, 0.5)), 40
+    stream = stream_of(strategy)
+    seen, given, lattices = run(stream, steps=steps, dtype=torch.float64)
+    made = strategy.encoder(steps) @ (np.array([flat(out) for out in seen]) - np.array([flat(total) for total in given]))
+    unit = lattices[0].step * lattices[0].noise
+    draws = np.array(
+        [
+            gaussian.draw({"w": torch.zeros(made.shape[1], dtype=torch.float64)}, stream.randomness, "noise", s)["w"].numpy()
+            for s in range(steps)
+        ]
+    )
+    assert np.abs(made - unit * draws).max() <= lattices[0].step * (0.5 + 1e-6)
+
+
+@pytest.mark.parametrize("strategy", [SquareRoot(), dense(np.eye(3)), Tree("honaker")], ids=lambda s: type(s).__name__)
+def test_what_cannot_be_exact_is_refused_with_the_way_out(strategy):
+    with pytest.raises(Unsupported, match=r"exact noise for the strategy.*band-mf"):
+        stream_of(strategy)
+
+
+def test_no_number_and_no_room():
+    """Sums that are not finite stay so and nothing else changes; too many coordinates for the memory's rounding are refused."""
+    stream, good = stream_of(Identity()), sums(3.7, torch.float32)
+    reference = flat(stream.release(Bounded(good, Bound(l2=0.7)), 0, {}, rehearsal(stream.event, 1))[0].value)
+    bad = {n: t.clone() for n, t in good.items()}
+    bad["a"][3], bad["a"][5] = math.nan, math.inf
+    found = flat(stream.release(Bounded(bad, Bound(l2=0.7)), 0, {}, rehearsal(stream.event, 1))[0].value)
+    places = [i for i in range(len(reference)) if i not in (3, 5)]
+    assert np.array_equal(found[places], reference[places])
+    assert not np.isfinite(found[[3, 5]]).any()
+    with pytest.raises(Unsupported, match="coordinates"):
+        exact.lattice(1e4, 1.0, 10**12, torch.float32, terms.of(KNOWN["banded"], 0), 0)
+    blt = stream_of(KNOWN["blt"])
+    with pytest.raises(InvalidInput, match="noise state"):
+        blt.release(Bounded(good, Bound(l2=0.7)), 3, {}, rehearsal(blt.event, 9))
+
+
+def test_the_rounding_of_memory_is_covered():
+    """What double precision can lose over a long run with many coordinates is in the noise, and it is next to nothing."""
+    for name in ("banded", "banded, scaled", "normalised", "blt"):
+        step_terms = terms.of(KNOWN[name], 5)
+        on = exact.lattice(10.0, 1.0, 124_000_000, torch.float32, step_terms, 5)
+        added = on.noise * on.step / 10 - 1
+        assert 2 * 10 * exact.lost(step_terms.past) * math.sqrt(124e6 * exact.STEPS) <= added <= 2.0**-10
+    on = exact.lattice(1.3, 0.7, 9, torch.float32, terms.of(Identity(), 0), 0)
+    assert Fraction(on.noise) * Fraction(on.step) >= Fraction(1.3) * Fraction(0.7)
