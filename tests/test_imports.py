@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "core": set(),
     "accounting": {"core"},
     "mechanisms": {"core"},
+    "statistics": {"core", "mechanisms"},
     "sampling": {"core"},
     "gradients": {"core"},
     "noise": {"core", "mechanisms"},
@@ -25,9 +26,10 @@ MAY_IMPORT = {
     "audit": {"core"},
     "report": {"core", "accounting", "plan", "audit"},
     "runs": {"core", "report"},
+    "queries": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
     "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs"},
-    "studies": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit"},
-    "cli": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "studies"},
+    "studies": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "statistics", "queries"},
+    "cli": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "studies", "statistics", "queries"},
 }
 """DESIGN's table; that training imports report is explained in docs/decisions.md."""
 

@@ -22,6 +22,7 @@ from dpfy.cli import (
     explore,
     inspect,
     ledger,
+    query,
     report,
     reproduce,
     sign,
@@ -34,7 +35,7 @@ HELP = """Differentially private machine learning: the guarantee printed is the 
 Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder that anyone can check with
 [b]dpfy verify[/b]. Plan before you touch data with [b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b]
 (how much noise do I need?) and [b]dpfy explore[/b]. Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b];
-[b]dpfy ledger[/b] shows what all runs on a data set have spent together.
+[b]dpfy query[/b] asks private statistics of a table; [b]dpfy ledger[/b] shows what all runs on a data set have spent together.
 Every verb takes --json and then prints one JSON object on standard output.
 """
 
@@ -48,6 +49,7 @@ app.command("derive")(derive.derive)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.command("inspect")(inspect.inspect)
+app.command("query")(query.query)
 app.command("report")(report.report)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(audit.app, name="audit")

@@ -145,7 +145,12 @@ class Claim:
         return read
 
 
-HOMES = {"training": "dpfy.plan.claim", "evaluation": "dpfy.plan.claim", "moments": "dpfy.models.moments"}
+HOMES = {
+    "training": "dpfy.plan.claim",
+    "evaluation": "dpfy.plan.claim",
+    "moments": "dpfy.models.moments",
+    "query": "dpfy.statistics.claim",
+}
 """Where the kinds that come with dpfy are defined."""
 
 _KINDS: dict[str, type[Any]] = {}

@@ -132,6 +132,18 @@ class Schema:
 
 def parse(text: str, name: str) -> Schema:
     """A schema from TOML. Unknown keys, unknown kinds and contradictions are errors that name the column."""
+    built, ignored, missing = parse_columns(text, name)
+    labels = [column for column in built if isinstance(column, Label)]
+    features = tuple(column for column in built if not isinstance(column, Label))
+    if len(labels) != 1:
+        raise InvalidInput("columns", f"{len(labels)} columns of kind label", "must hold exactly one label")
+    if not features:
+        raise InvalidInput("columns", "no feature", "must hold at least one number or category")
+    return Schema(features, labels[0], ignored, missing)
+
+
+def parse_columns(text: str, name: str) -> tuple[list[Number | Category | Label], frozenset[str], tuple[str, ...]]:
+    """The columns of a schema whatever they are for: those described, the names of those ignored, and how a missing cell is written."""
     try:
         document = reading.parsed_toml("schema", name, text)
     except InvalidInput as problem:
@@ -148,22 +160,21 @@ def parse(text: str, name: str) -> Schema:
             ignored.add(column)
         else:
             built.append(_column(column, entry))
-    labels = [column for column in built if isinstance(column, Label)]
-    features = tuple(column for column in built if not isinstance(column, Label))
-    if len(labels) != 1:
-        raise InvalidInput("columns", f"{len(labels)} columns of kind label", "must hold exactly one label")
-    if not features:
-        raise InvalidInput("columns", "no feature", "must hold at least one number or category")
-    return Schema(features, labels[0], frozenset(ignored), missing)
+    return built, frozenset(ignored), missing
 
 
 def load(given: str) -> Schema:
     """The packaged schema of that name ("adult"), or the TOML file at that path."""
+    return parse(*written(given))
+
+
+def written(given: str) -> tuple[str, str]:
+    """The text and the name of a schema: a packaged one ("adult"), or the TOML file at that path."""
     packaged = resources.files("dpfy.data").joinpath("schemas", f"{given}.toml")
     if len(given) < 64 and given.replace("-", "").isalnum() and packaged.is_file():
-        return parse(packaged.read_text("utf-8"), given)
+        return packaged.read_text("utf-8"), given
     file = DataFile.given(given)
-    return parse(file.text(), file.name)
+    return file.text(), file.name
 
 
 def _is_ignored(column: str, entry: object) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.errors import InvalidInput
 from dpfy.data import schema as schemas
+from dpfy.data.cells import read_csv, read_parquet
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
 from dpfy.data.files import DataFile, DataFolder
@@ -21,7 +20,6 @@ from dpfy.data.schema import OTHER, Category, Label, Number, Schema
 from dpfy.data.users import owner_words
 
 Cells = Sequence[object]
-MOST_CELLS = 2**27
 
 
 def from_config(config: DataConfig) -> DataSource:
@@ -56,49 +54,6 @@ def adult(config: DataConfig) -> DataSource:
     return assemble(train, None, config, len(schema.label.classes), "UCI Adult, census income")
 
 
-def read_csv(file: DataFile) -> dict[str, list[str]]:
-    """Columns by name from a comma-separated file with a header line."""
-    reader = csv.reader(io.StringIO(file.text(), newline=""), strict=True)
-    try:
-        header = [name.strip() for name in next(reader, [])]
-        _check_header(header, file)
-        rows = []
-        for number, row in enumerate(reader, start=1):
-            if len(row) != len(header):
-                raise Corrupt(file.name, f"row {number} has {len(row)} cells, the header has {len(header)}")
-            rows.append(row)
-    except csv.Error as error:
-        raise Corrupt(file.name, f"not a comma-separated table: {error}") from None
-    if not rows:
-        raise InvalidInput("data file", file.name, "must hold at least 1 row after the header")
-    return {name: [cell.strip() for cell in column] for name, column in zip(header, zip(*rows, strict=True), strict=True)}
-
-
-def read_parquet(file: DataFile) -> dict[str, list[object]]:
-    """Columns by name from a Parquet file."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise Unsupported("Parquet without pyarrow", "install it (pip install pyarrow) or give the table as CSV") from None
-    content = file.read()
-    if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
-        raise Corrupt(file.name, "not a Parquet file, or truncated")
-    try:
-        held = pyarrow.parquet.ParquetFile(io.BytesIO(content))
-        cells = held.metadata.num_rows * held.metadata.num_columns
-        if cells <= MOST_CELLS:
-            table = held.read()
-            names, columns = table.column_names, [column.to_pylist() for column in table.columns]
-    except Exception:  # a damaged file raises a dozen types, also from the values of its cells
-        raise Corrupt(file.name, "the Parquet file is damaged") from None
-    if cells > MOST_CELLS:
-        raise InvalidInput("data file", file.name, f"holds {cells} cells; at most {MOST_CELLS} can be read")
-    _check_header(names, file)
-    if table.num_rows == 0:
-        raise InvalidInput("data file", file.name, "must hold at least 1 row")
-    return dict(zip(names, columns, strict=True))
-
-
 def encode(columns: dict[str, list[str]] | dict[str, list[object]], schema: Schema, name: str) -> Encoded:
     """Features and labels by the schema.
 
@@ -127,14 +82,6 @@ def _owners(columns: dict[str, Any], schema: Schema, user: str | None, name: str
     if user in schema.names - schema.ignored:
         raise InvalidInput("data.user", user, "is a feature or the label in the schema; leave it out there, or set ignore = true")
     return owner_words(f"{name}: column {user}", columns[user])
-
-
-def _check_header(header: Sequence[str], file: DataFile) -> None:
-    if not header:
-        raise InvalidInput("data file", file.name, "must begin with a line of column names")
-    for position, column in enumerate(header):
-        if column in header[:position]:
-            raise Corrupt(file.name, f"column {column!r} is there twice")
 
 
 def _check_columns(columns: dict[str, list[str]] | dict[str, list[object]], schema: Schema, name: str) -> None:

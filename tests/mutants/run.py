@@ -61,7 +61,7 @@ def mutants() -> list[Mutant]:
     return [Mutant(**row | {"tests": tuple(row["tests"])}) for row in rows]
 
 
-def examine(mutant: Mutant | None, tests: tuple[str, ...]) -> tuple[int, str]:
+def examine(mutant: Mutant | None, tests: tuple[str, ...], jobs: int = 1) -> tuple[int, str]:
     """Run `tests` on a copy of the package with the mistake planted (none: as it is, and as long as it takes); the exit status and the
     end of the output."""
     with tempfile.TemporaryDirectory(prefix="dpfy-mutant-") as folder:
@@ -75,6 +75,7 @@ def examine(mutant: Mutant | None, tests: tuple[str, ...]) -> tuple[int, str]:
             command = [sys.executable, "-P", "-m", "dpfy.cli.app", "audit", "selftest"]
         else:
             command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+            command += ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
         try:
             done = subprocess.run(
                 command,
@@ -118,7 +119,7 @@ def main() -> int:
         console.print(f"--only: got {chosen.only!r}; no mutant has such a name or area")
         return 2
     everything = tuple(sorted({test for m in picked for test in m.tests if test != "selftest"}))
-    if everything and (status := examine(None, everything))[0]:
+    if everything and (status := examine(None, everything, chosen.jobs))[0]:
         console.print(f"the tests fail without any mistake planted:\n{status[1]}", markup=False)
         return 2
     with ThreadPoolExecutor(chosen.jobs) as pool:

@@ -1,0 +1,93 @@
+"""`dpfy query`: private statistics of a table, in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpfy.cli.answer import tell
+from dpfy.cli.interrupt import resumable
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
+    return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
+
+
+def query(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="The private table: CSV or Parquet.", show_default=False)],
+    text: Annotated[str, typer.Argument(metavar="QUERY", help="What to ask, in quotes.", show_default=False)],
+    schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
+    epsilon: Annotated[float, _option("What the whole query may cost.")],
+    out: Annotated[Path, _option("Run folder, new.")],
+    delta: Annotated[float, typer.Option(help="Delta; 0 for a pure guarantee.")] = 0.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: give the same query again.")] = False,
+    ledger: Annotated[Path | None, _option("Ledger of the data set, over all its releases.")] = None,
+    user: Annotated[str | None, _option("Column that says whose a record is.")] = None,
+    most_records: Annotated[int | None, _option("Most records of one user that are used.")] = None,
+    most_groups: Annotated[int | None, _option("Most groups that one user adds to.")] = None,
+    most_each: Annotated[int | None, _option("Most records of one user in a group.")] = None,
+    records: Annotated[int | None, _option("Public number of records: protects replacing one.")] = None,
+    insecure_seed: Annotated[int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask private statistics of a table, and leave a run folder that anyone can verify.
+
+    A query is: statistics, then by, then where. Both hold for all statistics of the query.
+
+    dpfy query people.csv "mean(age), count() by sex" --schema s.toml --epsilon 0.5 --out runs/q
+
+    dpfy query people.csv "median(age) where sex = 'Female' and age >= 18" --schema s.toml --epsilon 0.5 --out runs/q
+
+    Numbers: sum(x) mean(x) variance(x) stddev(x) covariance(x, y, ...) median(x) quantile(x, 0.25, 0.5, ...) min(x) max(x)
+    histogram(x, 0, 10, 20) histogram(x, bins=10)
+
+    Words: histogram(c) table(c, d, ...) margins(c, d, e, order=2)
+
+    All: count(). Models: accuracy(truth, guess) confusion(truth, guess) calibration(probability, truth)
+
+    Ranges and categories come from the schema, never from the data. Numbers outside their range are moved to its end; missing ones
+    add nothing (or count as the fill of the schema); words that are not listed are (other). Every answer says how far off it may be.
+    """
+    from dpfy.queries import run
+    from dpfy.queries.plan import Terms
+    from dpfy.runs.folder import Place
+
+    terms = Terms(epsilon, delta, user, most_records, most_groups, most_each, records)
+    place = Place(out, resume=resume, ledger=ledger, seed=insecure_seed)
+    with resumable(out, f"dpfy query {json.dumps(data)} {json.dumps(text)} ..."), _bar() as progress:
+        found = run.query(data, text, schema=schema, terms=terms, place=place, progress=progress)
+    tell(found.to_json(), _lines(found), as_json=as_json)
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    """What is being done, on standard error."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("planning") as shown:
+        yield lambda what: shown.update(what.replace("[", "\\["))
+
+
+def _lines(found: Any) -> list[str]:
+    rows = [("", "answer", "standard error", "95% interval", "")]
+    for answer in found.answers:
+        place = ", ".join(f"{key} {value}" for key, value in answer.place.items())
+        error = "" if answer.standard_error is None else f"{answer.standard_error:.4g}"
+        ends = "" if answer.interval is None else f"{_short(answer.interval[0])} to {_short(answer.interval[1])}"
+        rows.append(
+            (f"{answer.statistic.split(' by ')[0].split(' where ')[0]} {place}", _short(answer.value), error, ends, answer.note)
+        )
+    widths = [max(len(row[k]) for row in rows) for k in range(4)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *(row[k].rjust(widths[k]) for k in (1, 2, 3)), row[4]]).rstrip() for row in rows]
+    return [*lines, "", found.card["statement"], f"check it: dpfy verify {found.run}"]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,64 @@
+"""Cells by column, from CSV and Parquet files: as they are written, before any schema. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.data.files import DataFile
+
+MOST_CELLS = 2**27
+
+
+def read_csv(file: DataFile, least: int = 1) -> dict[str, list[str]]:
+    """Columns by name from a comma-separated file with a header line and at least so many rows (0 or 1)."""
+    reader = csv.reader(io.StringIO(file.text(), newline=""), strict=True)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        _check_header(header, file)
+        rows = []
+        for number, row in enumerate(reader, start=1):
+            if len(row) != len(header):
+                raise Corrupt(file.name, f"row {number} has {len(row)} cells, the header has {len(header)}")
+            rows.append(row)
+    except csv.Error as error:
+        raise Corrupt(file.name, f"not a comma-separated table: {error}") from None
+    if not rows and least:
+        raise InvalidInput("data file", file.name, "must hold at least 1 row after the header")
+    columns = zip(*rows, strict=True) if rows else [()] * len(header)
+    return {name: [cell.strip() for cell in column] for name, column in zip(header, columns, strict=True)}
+
+
+def read_parquet(file: DataFile, least: int = 1) -> dict[str, list[object]]:
+    """Columns by name from a Parquet file with at least so many rows (0 or 1)."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise Unsupported("Parquet without pyarrow", "install it (pip install pyarrow) or give the table as CSV") from None
+    content = file.read()
+    if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
+        raise Corrupt(file.name, "not a Parquet file, or truncated")
+    try:
+        held = pyarrow.parquet.ParquetFile(io.BytesIO(content))
+        cells = held.metadata.num_rows * held.metadata.num_columns
+        if cells <= MOST_CELLS:
+            table = held.read()
+            names, columns = table.column_names, [column.to_pylist() for column in table.columns]
+    except Exception:  # a damaged file raises a dozen types, also from the values of its cells
+        raise Corrupt(file.name, "the Parquet file is damaged") from None
+    if cells > MOST_CELLS:
+        raise InvalidInput("data file", file.name, f"holds {cells} cells; at most {MOST_CELLS} can be read")
+    _check_header(names, file)
+    if table.num_rows < least:
+        raise InvalidInput("data file", file.name, "must hold at least 1 row")
+    return dict(zip(names, columns, strict=True))
+
+
+def _check_header(header: Sequence[str], file: DataFile) -> None:
+    if not header:
+        raise InvalidInput("data file", file.name, "must begin with a line of column names")
+    for position, column in enumerate(header):
+        if column in header[:position]:
+            raise Corrupt(file.name, f"column {column!r} is there twice")

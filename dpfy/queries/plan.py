@@ -1,0 +1,140 @@
+"""From a query and a budget to claims: calibrated together, so that all statistics of a query cost what was asked and no more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpfy.accounting import calibrate, table
+from dpfy.core import check, events
+from dpfy.core.errors import InvalidInput
+from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+from dpfy.queries.sources import Columns
+from dpfy.statistics import functions, language
+from dpfy.statistics.claim import StatisticClaim
+from dpfy.statistics.release import claim_of, error_of
+from dpfy.statistics.statistic import Statistic
+from dpfy.statistics.units import Contribution
+
+DOWN = 1 - 2.0**-40
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a query may cost, and whose data it protects. All of it is public.
+
+    `user` names the column that says whose a record is: all records of a user are then protected together, of which at most `most_records`
+    are used, in at most `most_groups` groups and at most `most_each` in one. `records` is the public number of records; the
+    guarantee is then for replacing one, since adding one would change a number that everybody knows.
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    user: str | None = None
+    most_records: int | None = None
+    most_groups: int | None = None
+    most_each: int | None = None
+    records: int | None = None
+
+    def __post_init__(self) -> None:
+        check.epsilon("epsilon", self.epsilon)
+        if check.below_one("delta", self.delta):
+            check.delta("delta", self.delta)
+        limits = {"most_records": self.most_records, "most_groups": self.most_groups, "most_each": self.most_each}
+        for name, value in limits.items():
+            if value is not None and self.user is None:
+                raise InvalidInput(name, value, "needs user, the column that says whose a record is")
+        if self.user is not None and self.most_records is None:
+            raise InvalidInput("most_records", None, "must be given with user: the most records of one user that are used")
+        if self.records is not None:
+            check.integer("records", self.records, most=check.RECORDS)
+            if self.user is not None:
+                raise InvalidInput("records", self.records, "is for records that are their own unit: leave out user")
+        _ = self.contribution
+
+    @property
+    def contribution(self) -> Contribution:
+        """How much one unit may add."""
+        return Contribution(self.most_records or 1, self.most_groups, self.most_each)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the claims of all statistics have in common."""
+        replaced = self.records is not None
+        return {
+            "unit": EXAMPLE if self.user is None else Unit("user", self.most_records or 1),
+            "adjacency": Adjacency.REPLACE_ONE if replaced else Adjacency.ADD_OR_REMOVE_ONE,
+            "delta": self.delta,
+            "accountant": table.DEFAULT if self.delta else "basic",
+            "records": self.records,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Statistics with their claims, before any data is read."""
+
+    query: language.Query
+    columns: Columns
+    terms: Terms
+    statistics: tuple[Statistic, ...]
+    claims: tuple[StatisticClaim, ...]
+
+    @property
+    def releases(self) -> int:
+        """How often random bits are drawn."""
+        return sum(claim.releases for claim in self.claims)
+
+
+def plan(text: str, columns: Columns, terms: Terms) -> Plan:
+    """The claims of a query.
+
+    Guarantees: the composition of their events, by the accountant that the card will name, is at most (epsilon, delta). The choice
+    between Laplace and Gaussian noise is the one with the smaller errors, and depends on nothing but the query, the schema and the terms.
+    """
+    query = language.parse(text)
+    if terms.user is not None:
+        check.one_of("user", terms.user, columns.columns)
+    statistics = tuple(functions.build(query, columns.columns, terms.records))
+    if terms.delta == 0:
+        claims = _pure(statistics, terms)
+    else:
+        both = [_calibrated(statistics, terms, family) for family in ("laplace", "gaussian")]
+        claims = min(both, key=lambda made: _error(statistics, made))
+    return Plan(query, columns, terms, statistics, claims)
+
+
+def _claims(statistics: Sequence[Statistic], terms: Terms, family: str, share: float) -> tuple[StatisticClaim, ...]:
+    pure = terms.delta == 0
+    return tuple(claim_of(s, terms.contribution, family, share, pure, **terms.about) for s in statistics)
+
+
+def _pure(statistics: Sequence[Statistic], terms: Terms) -> tuple[StatisticClaim, ...]:
+    """Equal parts of epsilon, which add up."""
+    share, accountant = terms.epsilon / len(statistics), table.accountant("basic")
+    while True:
+        claims = _claims(statistics, terms, "laplace", share)
+        if accountant.curve(whole(claims), claims[0].adjacency).epsilon(0.0) <= terms.epsilon:
+            return claims
+        share *= DOWN
+
+
+def _calibrated(statistics: Sequence[Statistic], terms: Terms, family: str) -> tuple[StatisticClaim, ...]:
+    """Equal parts in zCDP, scaled together until the accountant says epsilon."""
+    adjacency = Adjacency.parse(terms.about["adjacency"])
+    noise = calibrate.noise(
+        lambda t: whole(_claims(statistics, terms, family, 1 / t)), terms.epsilon, terms.delta, adjacency=adjacency
+    )
+    return _claims(statistics, terms, family, 1 / noise)
+
+
+def whole(claims: Sequence[StatisticClaim]) -> events.Event:
+    """All that the claims release."""
+    return claims[0].event if len(claims) == 1 else events.Composed(tuple(claim.event for claim in claims))
+
+
+def _error(statistics: Sequence[Statistic], claims: Sequence[StatisticClaim]) -> float:
+    """The mean of the logarithms of the errors."""
+    return sum(math.log(error_of(s, c)) for s, c in zip(statistics, claims, strict=True))

@@ -1,0 +1,143 @@
+"""A query, from the line of text to the run folder: plan, reserve, read, release, card. In this order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dpfy
+from dpfy.core import reading
+from dpfy.core.errors import Corrupt
+from dpfy.queries.plan import Plan, Terms, plan
+from dpfy.queries.sources import Columns, cells_of
+from dpfy.report import card
+from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.statistics.answer import LEVEL, Answer
+from dpfy.statistics.claim import FILE
+from dpfy.statistics.columns import Table, word
+from dpfy.statistics.release import release
+from dpfy.statistics.units import coded
+
+MOST_SHOWN = 50
+"""Answers of one statistic that are repeated in the card; all of them are in answers.json."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a query leaves: its answers, and the run folder with its card."""
+
+    run: Path
+    answers: tuple[Answer, ...]
+    card: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The answers, and what they cost."""
+        stated = self.card["guarantee"]
+        return {
+            "run": str(self.run),
+            "answers": [answer.to_json() for answer in self.answers],
+            "level": LEVEL,
+            **{key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")},
+            "statement": self.card["statement"],
+        }
+
+
+def query(
+    data: Any,
+    text: str,
+    *,
+    schema: Columns | Any,
+    terms: Terms,
+    place: Place,
+    progress: Progress = lambda what: None,
+) -> Answers:
+    """Answer a query on private records, in a run folder that anyone can verify.
+
+    `data` is a file, a table or arrays by column; `schema` a TOML file, the name of a packaged one, or columns by name.
+
+    Guarantees: everything about the query is checked, and its price computed and reserved, before `data` is opened. A query that is
+    refused spends nothing and leaves no folder.
+    """
+    progress("planning")
+    made = plan(text, Columns.given(schema), terms)
+    return run(data, made, place, progress)
+
+
+def run(data: Any, made: Plan, place: Place, progress: Progress = lambda what: None) -> Answers:
+    """The answers of a plan."""
+    if complete(place, *made.claims):
+        return finished(Path(place.path))
+    with RunFolder(place, *made.claims) as folder:
+        progress("reading")
+        table = table_of(data, made)
+        folder.bind("query", _fingerprint(table, made))
+        found = []
+        for statistic, claim in zip(made.statistics, made.claims, strict=True):
+            progress(claim.question)
+            permit = folder.begin(claim.name)
+            answers = release(statistic, claim, table, made.terms.contribution, permit, folder.randomness)
+            shown = [answer.to_json() for answer in answers[:MOST_SHOWN]]
+            folder.tell(claim.name, answers=shown, answers_in_all=len(answers))
+            found += answers
+        progress("card")
+        folder.write(FILE, json.dumps([answer.to_json() for answer in found], indent=1).encode())
+        seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
+        about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
+        folder.finish(card.Facts(about, releases=made.releases))
+    return finished(Path(place.path))
+
+
+def finished(path: Path) -> Answers:
+    """The answers of a finished run."""
+    held = reading.parsed_json(FILE, reading.content(FILE, path / FILE))
+    try:
+        answers = tuple(
+            Answer(
+                row["statistic"],
+                row["value"],
+                row.get("standard_error"),
+                tuple(row["interval"]) if "interval" in row else None,
+                row.get("place", {}),
+                row.get("note", ""),
+            )
+            for row in held
+        )
+    except (KeyError, TypeError):
+        raise Corrupt(FILE, "does not hold answers") from None
+    return Answers(path, answers, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME)))
+
+
+def table_of(data: Any, made: Plan) -> Table:
+    """The private records, with their owners."""
+    cells = cells_of(data, made.columns)
+    table = Table(cells, made.columns.columns, made.columns.missing)
+    if made.terms.user is not None:
+        table.owners = coded([word(cell) for cell in table.cells(made.terms.user)])
+    return table
+
+
+def _fingerprint(table: Table, made: Plan) -> bytes:
+    """All that the answers depend on: the columns that the query uses, as they are read."""
+    whole = hashlib.blake2b(str(table.size).encode())
+    for name in sorted(used(made)):
+        whole.update(name.encode() + b"\0")
+        for part in table.as_arrays(name):
+            whole.update(np.ascontiguousarray(part).tobytes())
+    if table.owners is not None:
+        whole.update(table.owners.tobytes())
+    return whole.digest()
+
+
+def used(made: Plan) -> set[str]:
+    """The columns that a query names."""
+    named = {a for ask in made.query.asks for a in ask.arguments if isinstance(a, str)}
+    return named | set(made.query.by) | {condition.column for condition in made.query.where}

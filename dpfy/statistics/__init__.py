@@ -1,0 +1,1 @@
+"""Private statistics: counts, sums, means, quantiles, tables; each with its standard error and interval."""

@@ -1,0 +1,239 @@
+"""The statistics by name: what each takes, and the public columns that it is built on. Nothing here reads the data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dpfy.core import check
+from dpfy.core.errors import InvalidInput
+from dpfy.statistics.columns import Column, Number, Open, Words
+from dpfy.statistics.covariance import Covariance
+from dpfy.statistics.language import Ask, Condition, Query
+from dpfy.statistics.moments import Count, Moments, Sum
+from dpfy.statistics.quantiles import Quantiles, grid_of, share_of
+from dpfy.statistics.statistic import Groups, Statistic, Sums, number, of_size, words
+from dpfy.statistics.tables import Accuracy, Bins, Calibration, Contingency, Margins
+
+MOST_SHARES = 99
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One statistic as it was asked, with the columns it may be asked of."""
+
+    ask: Ask
+    text: str
+    columns: Mapping[str, Column]
+    groups: Groups
+    records: int | None
+
+    def column(self, place: int = 0) -> Column:
+        """The column that an argument names."""
+        if len(self.ask.arguments) <= place:
+            raise InvalidInput("query", str(self.ask), f"{self.ask.function} needs a column")
+        return named(self.ask.function, self.ask.arguments[place], self.columns)
+
+    def numbers(self, start: int) -> list[float]:
+        """The arguments from `start` on, which must be numbers."""
+        for argument in self.ask.arguments[start:]:
+            if isinstance(argument, str):
+                raise InvalidInput("query", str(self.ask), f"{argument!r} must be a number")
+        return [float(argument) for argument in self.ask.arguments[start:]]
+
+    def exactly(self, most: int, least: int | None = None) -> None:
+        """Refuse another number of arguments."""
+        least = most if least is None else least
+        if not least <= len(self.ask.arguments) <= most:
+            due = f"{least}" if least == most else f"{least} to {most}"
+            raise InvalidInput("query", str(self.ask), f"{self.ask.function} takes {due} argument{'s' * (most != 1)}")
+
+    def option(self, name: str) -> float | None:
+        """A number given by name."""
+        for key, value in self.ask.options:
+            if key == name:
+                return check.real(f"query {self.ask.function} {name}", value)
+        return None
+
+    def whole(self, name: str, default: int, least: int, most: int) -> int:
+        """A whole number given by name."""
+        found = self.option(name)
+        if found is None:
+            return default
+        if not found.is_integer():
+            raise InvalidInput(f"query {self.ask.function} {name}", found, "must be a whole number")
+        return check.integer(f"query {self.ask.function} {name}", int(found), least=least, most=most)
+
+
+def _count(a: Asked) -> Statistic:
+    a.exactly(0)
+    return Count(a.text, a.groups, None)
+
+
+def _sum(a: Asked) -> Statistic:
+    a.exactly(1)
+    return Sum(a.text, a.groups, a.records, number("sum", a.column()))
+
+
+def _moments(degree: int, root: bool = False) -> Callable[[Asked], Statistic]:
+    def build(a: Asked) -> Statistic:
+        a.exactly(1)
+        return Moments(a.text, a.groups, a.records, number(a.ask.function, a.column()), degree, root)
+
+    return build
+
+
+def _covariance(a: Asked) -> Statistic:
+    a.exactly(32, 2)
+    held = tuple(number("covariance", a.column(k)) for k in range(len(a.ask.arguments)))
+    if len(set(held)) < len(held):
+        raise InvalidInput("query", str(a.ask), "must not name one column twice")
+    return Covariance(a.text, a.groups, None, held)
+
+
+def _histogram(a: Asked) -> Statistic:
+    column = a.column()
+    if not isinstance(column, Number):
+        a.exactly(1)
+        return Contingency(a.text, a.groups, None, _distinct(a), margins=False)
+    edges = a.numbers(1)
+    if edges and a.option("bins") is not None:
+        raise InvalidInput("query", str(a.ask), "takes edges or a number of bins, not both")
+    if not edges:
+        bins = a.whole("bins", 10, 1, 10**5)
+        edges = [column.low + (column.high - column.low) * k / bins for k in range(bins)] + [column.high]
+    if len(edges) < 2 or any(not low < high for low, high in itertools.pairwise(edges)):
+        raise InvalidInput("query histogram", edges, "must have at least two edges that grow")
+    of_size("histogram", a.groups.count * (len(edges) - 1))
+    return Bins(a.text, a.groups, None, column, tuple(edges))
+
+
+def _table(a: Asked) -> Statistic:
+    a.exactly(8, 1)
+    return Contingency(a.text, a.groups, None, _distinct(a), margins=len(a.ask.arguments) > 1)
+
+
+def _margins(a: Asked) -> Statistic:
+    a.exactly(12, 2)
+    held = _distinct(a)
+    return Margins(a.text, a.groups, None, held, a.whole("order", min(2, len(held) - 1), 1, len(held) - 1))
+
+
+def _distinct(a: Asked) -> tuple[Words, ...]:
+    held = tuple(words(a.ask.function, a.column(k)) for k in range(len(a.ask.arguments)))
+    names = [column.name for column in (*held, *a.groups.by)]
+    if len(set(names)) < len(names):
+        raise InvalidInput("query", str(a.ask), "must not name one column twice, nor one of the group-by")
+    of_size(a.ask.function, a.groups.count * math.prod(len(column.cells) for column in held))
+    return held
+
+
+def _quantiles(a: Asked) -> Statistic:
+    shares = tuple(share_of(value) for value in a.numbers(1))
+    if a.ask.function == "median":
+        a.exactly(1)
+        shares = (share_of(0.5),)
+    if not shares or len(shares) > MOST_SHARES or any(not low < high for low, high in itertools.pairwise(shares)):
+        raise InvalidInput("query", str(a.ask), f"must name 1 to {MOST_SHARES} shares that grow: quantile(age, 0.25, 0.5)")
+    column = number(a.ask.function, a.column())
+    return Quantiles(a.text, a.groups, None, column, shares, grid_of(column, a.option("step")))
+
+
+def _end(end: str) -> Callable[[Asked], Statistic]:
+    def build(a: Asked) -> Statistic:
+        a.exactly(1)
+        column = number(a.ask.function, a.column())
+        return Quantiles(a.text, a.groups, None, column, (share_of(0.5),), grid_of(column, a.option("step")), end)
+
+    return build
+
+
+def _accuracy(a: Asked) -> Statistic:
+    a.exactly(2)
+    return Accuracy(a.text, a.groups, a.records, words("accuracy", a.column(0)), words("accuracy", a.column(1)))
+
+
+def _confusion(a: Asked) -> Statistic:
+    a.exactly(2)
+    return Contingency(a.text, a.groups, None, _distinct(a), margins=False)
+
+
+def _calibration(a: Asked) -> Statistic:
+    a.exactly(2)
+    label = words("calibration", a.column(1))
+    if len(label.words) != 2:
+        raise InvalidInput("query calibration", label.name, "must have two classes; the second is what is predicted")
+    column = number("calibration", a.column(0))
+    return Calibration(a.text, a.groups, None, column, label, a.whole("bins", 10, 1, 1000))
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Asked], Statistic], tuple[str, ...], str]] = {
+    "count": (_count, (), "count()"),
+    "sum": (_sum, (), "sum(age)"),
+    "mean": (_moments(1), (), "mean(age)"),
+    "variance": (_moments(2), (), "variance(age)"),
+    "stddev": (_moments(2, root=True), (), "stddev(age)"),
+    "covariance": (_covariance, (), "covariance(age, hours)"),
+    "histogram": (_histogram, ("bins",), "histogram(age, 20, 40, 60), histogram(age, bins=5), histogram(sex)"),
+    "median": (_quantiles, ("step",), "median(age)"),
+    "quantile": (_quantiles, ("step",), "quantile(age, 0.25, 0.5, 0.75), quantile(age, 0.9, step=0.5)"),
+    "min": (_end("low"), ("step",), "min(age)"),
+    "max": (_end("high"), ("step",), "max(age)"),
+    "table": (_table, (), "table(sex, race)"),
+    "margins": (_margins, ("order",), "margins(sex, race, income, order=2)"),
+    "accuracy": (_accuracy, (), "accuracy(income, predicted)"),
+    "confusion": (_confusion, (), "confusion(income, predicted)"),
+    "calibration": (_calibration, ("bins",), "calibration(probability, income)"),
+}
+"""name -> (builder, options, examples)."""
+
+
+def build(query: Query, columns: Mapping[str, Column], records: int | None = None) -> list[Statistic]:
+    """The statistics of a query. `records` is the public number of records, if there is one."""
+    by = tuple(words("by", named("by", name, columns)) for name in query.by)
+    where = tuple((_compared(c, columns), c) for c in query.where)
+    groups = Groups(by, where)
+    of_size("by", groups.count)
+    found = []
+    for ask, text in zip(query.asks, query.texts, strict=True):
+        check.one_of("query statistic", ask.function, FUNCTIONS)
+        make, options, _ = FUNCTIONS[ask.function]
+        for key, _ in ask.options:
+            if key not in options:
+                due = f"takes {', '.join(options)}" if options else "takes no options"
+                raise InvalidInput(f"query {ask.function}", key, f"{ask.function} {due}")
+        known = None if groups.by or groups.where else records
+        found.append(_sized(make(Asked(ask, text, columns, groups, known))))
+    return found
+
+
+def _sized(made: Statistic) -> Statistic:
+    """A statistic that releases no more numbers than can be."""
+    if isinstance(made, Sums):
+        of_size("cells", made.groups.count * made.cells * max(made.width("l1"), made.width("l2")))
+    elif isinstance(made, Quantiles):
+        of_size("values", made.groups.count * len(made.shares) * 64)
+    return made
+
+
+def _compared(condition: Condition, columns: Mapping[str, Column]) -> Column:
+    """The column of a condition, if the comparison makes sense for it."""
+    column = named("where", condition.column, columns)
+    if isinstance(column, Words):
+        if condition.comparison not in ("=", "!="):
+            raise InvalidInput("query where", str(condition), "words are compared with = and != only")
+        check.one_of(f"query where {column.name}", condition.value, column.words)
+    elif isinstance(column, Open):
+        raise InvalidInput("query where", column.name, "must be a column that the schema describes")
+    elif isinstance(condition.value, str):
+        raise InvalidInput("query where", str(condition), f"{column.name} is compared with a number")
+    return column
+
+
+def named(where: str, name: str | float, columns: Mapping[str, Column]) -> Column:
+    """The public column of that name."""
+    if not isinstance(name, str):
+        raise InvalidInput(f"query {where}", name, "must be the name of a column")
+    return columns[check.one_of(f"query {where}", name, columns)]

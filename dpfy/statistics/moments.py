@@ -1,0 +1,169 @@
+"""Counts, sums, means and variances of numbers in a public range.
+
+Numbers are moved to t in [-1, 1] by the middle and the half length of their range. How many records were summed is not public, so it is
+released together with the sums, under one bill:
+
+L1 (Laplace noise): the Bernstein polynomials of u = (1 + t)/2 of the degree needed are nonnegative and sum to 1, so a record adds a
+vector of L1 norm 1 exactly, and their sums give the count and all moments up to that degree. Splitting epsilon between a sum and a count
+would cost more.
+
+L2 (Gaussian noise): t and t^2 - 1/2, centred, beside a constant of 1/2: the count costs little of the joint L2 norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.values import Bound
+from dpfy.statistics.answer import Answer, Spread, ratio
+from dpfy.statistics.columns import Number, Table
+from dpfy.statistics.statistic import Sums, direct
+
+Floats = NDArray[np.float64]
+LINEAR = "the interval is by linear approximation"
+PIN = 0.5
+"""What a record adds to the count, beside t, for Gaussian noise: less noise on the sum, more on the count."""
+
+
+def centred(column: Number, table: Table) -> Floats:
+    """A column in [-1, 1]; NaN where a number is missing."""
+    return np.clip((table.numbers(column.name) - column.middle) / column.half, -1.0, 1.0)
+
+
+def present(values: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """The cell of each record, -1 where a number is missing, and the numbers with zeros for those."""
+    missing: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
+    return np.where(missing, -1, 0), np.where(missing[:, None], 0.0, values)
+
+
+@dataclass(frozen=True)
+class Count(Sums):
+    """How many records there are."""
+
+    whole: ClassVar[bool] = True
+
+    def one(self, norm: str) -> Bound:
+        """A record counts once."""
+        return Bound.scalar(1.0)
+
+    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
+        """See `Sums`."""
+        yield direct(self.text, [sums[0, 0]], spread, {})
+
+
+@dataclass(frozen=True)
+class Sum(Sums):
+    """The sum of a column. Where the number of records is public, of the deviations from the middle of the range."""
+
+    column: Number
+
+    @property
+    def shift(self) -> float:
+        """What is subtracted from each number."""
+        return self.column.middle if self.records is not None else 0.0
+
+    def one(self, norm: str) -> Bound:
+        """The number that is farthest from zero."""
+        return Bound.scalar(max(abs(self.column.low - self.shift), abs(self.column.high - self.shift)))
+
+    def rows(self, table: Table, norm: str) -> tuple[NDArray[np.int64], Floats]:
+        """See `Sums`."""
+        return present(table.numbers(self.column.name)[:, None] - self.shift)
+
+    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
+        """See `Sums`."""
+        found = direct(self.text, [sums[0, 0]], spread, {})
+        more = self.shift * (self.records or 0)
+        assert found.interval is not None
+        interval = (found.interval[0] + more, found.interval[1] + more)
+        yield Answer(self.text, float(found.value or 0) + more, found.standard_error, interval)
+
+
+@dataclass(frozen=True)
+class Moments(Sums):
+    """Mean, and variance or standard deviation (`degree` 2), of a column."""
+
+    column: Number
+    degree: int
+    root: bool = False
+
+    def one(self, norm: str) -> Bound:
+        """L1: a vector of sum 1. L2: t, t^2 - 1/2 and the pin; without the pin where the number of records is public."""
+        pin = 0.0 if self.records is not None else PIN
+        if self.records is None and norm == "l1":
+            return Bound(1.0, 1.0, 1.0)
+        if self.degree == 1:
+            return Bound(math.hypot(1, pin), 1 + pin, 1.0)
+        return Bound(math.sqrt(1.25 + pin * pin), 1.5 + pin, 1.0)
+
+    def width(self, norm: str) -> int:
+        """See `Sums`."""
+        return self.degree + (self.records is None)
+
+    def rows(self, table: Table, norm: str) -> tuple[NDArray[np.int64], Floats]:
+        """See `Sums`. Where the number of records is public, a missing number counts as the middle of the range."""
+        t = centred(self.column, table)[:, None]
+        if self.records is not None:
+            return np.zeros(len(t), np.int64), self._powers(np.nan_to_num(t))
+        cells, t = present(t)
+        if norm == "l1":
+            up, down = (1 + t) / 2, (1 - t) / 2
+            parts = (down, up) if self.degree == 1 else (down * down, 2 * up * down, up * up)
+            return cells, np.concatenate(parts, axis=1)
+        return cells, np.concatenate([self._powers(t), np.full_like(t, PIN)], axis=1)
+
+    def _powers(self, t: Floats) -> Floats:
+        return t if self.degree == 1 else np.concatenate([t, t * t - 0.5], axis=1)
+
+    def maps(self, norm: str) -> tuple[Floats, float]:
+        """Rows that take the released numbers to the count, the sum of t and the sum of t^2; and a count that is public."""
+        if self.records is None and norm == "l1":
+            # t is u - v, and t^2 is u^2 - 2uv + v^2
+            two, three = ((1, 1), (-1, 1)), ((1, 1, 1), (-1, 0, 1), (1, -1, 1))
+            return np.array(two if self.degree == 1 else three, np.float64), 0.0
+        width = self.width(norm)
+        unit = np.eye(width)
+        count = np.zeros(width) if self.records is not None else unit[-1] / PIN
+        rows = [count, unit[0]] if self.degree == 1 else [count, unit[0], unit[1] + count / 2]
+        return np.array(rows), float(self.records or 0)
+
+    def leading(self, norm: str) -> list[float]:
+        """The sum of t, or of t^2."""
+        return [float(v) for v in self.maps(norm)[0][-1]]
+
+    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
+        """See `Sums`."""
+        rows, known = self.maps(norm)
+        if self.degree == 1:
+            value, error, (low, high) = ratio(rows[1], rows[0], sums[0], spread, (-1.0, 1.0), known)
+            middle, half = self.column.middle, self.column.half
+            yield Answer(self.text, middle + half * value, half * error, (middle + half * low, middle + half * high))
+        else:
+            yield self._variance(rows, known, sums[0], spread)
+
+    def _variance(self, rows: Floats, known: float, sums: Floats, spread: Spread) -> Answer:
+        """E t^2 - (E t)^2, with an interval by its slope."""
+        count, first, second = rows @ sums + np.array([known, 0.0, known / 2 if known else 0.0])
+        if count <= spread.reach(rows[0]):
+            shown = self._shown(0.5, 0.5, (0.0, 1.0))
+            return Answer(self.text, *shown, note="too few records to tell: the interval is all that is possible")
+        m = min(max(first / count, -1.0), 1.0)
+        value = min(max(second / count - m * m, 0.0), 1.0)
+        slope = (rows[2] - 2 * m * rows[1] + (2 * m * m - second / count) * rows[0]) / count
+        reach, error = spread.reach(slope), spread.error(slope)
+        return Answer(self.text, *self._shown(value, error, (max(value - reach, 0.0), min(value + reach, 1.0))), note=LINEAR)
+
+    def _shown(self, value: float, error: float, ends: tuple[float, float]) -> tuple[float, float, tuple[float, float]]:
+        """In the units of the data."""
+        half = self.column.half
+        if not self.root:
+            return value * half**2, error * half**2, (ends[0] * half**2, ends[1] * half**2)
+        root = math.sqrt(value)
+        spread = error / (2 * root) if error < 2 * root else math.sqrt(error)
+        return root * half, spread * half, (math.sqrt(ends[0]) * half, math.sqrt(ends[1]) * half)

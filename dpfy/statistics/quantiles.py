@@ -1,0 +1,237 @@
+"""Quantiles by the exponential mechanism on a public grid of values, with the mass of ties counted.
+
+A value v is the quantile q of n numbers if (numbers below v) <= q n <= (numbers at or below v). The loss of v is how many ranks it is
+off; for q = a/b it is a whole number of 1/b ranks, and one record changes it by at most max(a, b - a) of them. Whole numbers with many
+ties are so found exactly: every other value is off by whole groups of records.
+
+Several quantiles are found by halving: the middle one first, then those on either side among the numbers on that side. A record is on
+one side, so each of the ceil(log2(m + 1)) levels costs as much as one quantile (Kaplan, Schnapp & Stemmer 2022). Numbers that tie with
+the value at which they are parted are spread over a finer grid at random first, so that the parts have the sizes that the next level
+counts on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core import check, events
+from dpfy.core.book import Permit
+from dpfy.core.errors import InvalidInput
+from dpfy.core.random import Randomness
+from dpfy.core.unit import Adjacency
+from dpfy.mechanisms import choose
+from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.mechanism import agree, source
+from dpfy.statistics.answer import LEVEL, Answer
+from dpfy.statistics.columns import Number, Table
+from dpfy.statistics.statistic import Statistic
+from dpfy.statistics.units import Contribution
+
+Codes = NDArray[np.int64]
+MOST_VALUES = 1 << 20
+FINE, FINEST = 1 << 17, 256
+"""Places of the finer grid in all, and for each value."""
+SIGNIFICANT = 16
+"""Bits of an epsilon: exponents are then ratios of whole numbers that 64 bits hold."""
+
+
+def rounded_down(epsilon: float) -> float:
+    """An epsilon with few bits, at most the one given."""
+    mantissa, exponent = math.frexp(check.positive("epsilon", epsilon))
+    return math.ldexp(math.floor(mantissa * (1 << SIGNIFICANT)), exponent - SIGNIFICANT)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is looked for among n numbers: the value at which `share` n + `rank` of them are passed, counted from below."""
+
+    share: Fraction
+    rank: int = 0
+
+    @property
+    def change(self) -> int:
+        """By how many parts of a rank one record can change the loss of a value."""
+        a, b = self.share.numerator, self.share.denominator
+        return max(a, b - a)
+
+    def losses(self, counts: Codes) -> Codes:
+        """How far each value is off, in parts of a rank."""
+        a, b = self.share.numerator, self.share.denominator
+        upto = np.cumsum(counts)
+        due = a * (int(upto[-1]) if len(upto) else 0) + b * self.rank
+        return np.maximum(np.maximum(b * (upto - counts) - due, due - b * upto), 0)
+
+
+@dataclass(frozen=True)
+class Quantiles(Statistic):
+    """Quantiles of a column, all at once. `end` is low or high for the least or the largest value, found a few ranks inside."""
+
+    column: Number
+    shares: tuple[Fraction, ...]
+    step: float
+    end: str = ""
+
+    @property
+    def values(self) -> int:
+        """How many values the grid has."""
+        return math.floor((self.column.high - self.column.low) / self.step + 1e-9) + 1
+
+    @property
+    def fine(self) -> int:
+        """Places of the finer grid for each value: one where nothing is parted."""
+        return max(1, min(FINEST, FINE // self.values)) if len(self.shares) > 1 else 1
+
+    @property
+    def levels(self) -> int:
+        """How often one record is looked at."""
+        return len(self.shares).bit_length()
+
+    @property
+    def draws(self) -> int:
+        """How many choices are made."""
+        return self.groups.count * len(self.shares)
+
+    def event(self, epsilon: float) -> events.Event:
+        """The bill where each level has losses in a range of epsilon."""
+        level = events.BoundedRange(epsilon)
+        return level if self.levels == 1 else events.Repeated(level, self.levels)
+
+    def placed(self, table: Table, randomness: Randomness | None) -> Codes:
+        """The place of each number on the finer grid; -1 where it is missing."""
+        numbers = table.numbers(self.column.name)
+        known = np.nan_to_num(numbers, nan=self.column.low)
+        found = np.clip(np.rint((known - self.column.low) / self.step), 0, self.values - 1).astype(np.int64)
+        if self.fine > 1:
+            bits = Bits(randomness or Randomness.from_os(), f"spread {self.column.name}", 0)
+            found = found * self.fine + (bits.words(table.size) % np.uint64(self.fine)).astype(np.int64)
+        return np.where(np.isnan(numbers), -1, found)
+
+    def release(
+        self,
+        table: Table,
+        contribution: Contribution,
+        epsilon: float,
+        permit: Permit,
+        randomness: Randomness | None,
+        adjacency: Adjacency,
+    ) -> list[Answer]:
+        """All quantiles of all groups.
+
+        Guarantees: the whole is what `event` says. How many choices are made, and among how many values, does not depend on the data.
+        """
+        agree(adjacency, permit)
+        places = self.placed(table, randomness)
+        groups, kept = self.used(table, contribution, places >= 0)
+        width = contribution.total * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+        chosen = _Chosen(self, epsilon, width, permit, randomness)
+        found = []
+        for group, place in enumerate(self.groups.places()):
+            mine = places[kept & (groups == group)]
+            counts = np.bincount(mine, minlength=self.values * self.fine)
+            for share, value in zip(self.shares, chosen.of(counts), strict=True):
+                found.append(self._answer(share, value, place, chosen))
+        return found
+
+    def _answer(self, share: Fraction, place: int, group: dict[str, str], chosen: _Chosen) -> Answer:
+        value = min(self.column.low + (place // self.fine) * self.step, self.column.high)
+        shown: float | int = int(value) if float(value).is_integer() else value
+        where = {**group, **({"quantile": f"{float(share):g}"} if not self.end else {})}
+        off = math.ceil(chosen.reach)
+        note = f"its rank is off by at most {off} records in {LEVEL:.0%} of releases"
+        if self.end:
+            note = f"looked for {chosen.inside} records inside; {note}"
+        return Answer(self.text, shown, place=where, note=note)
+
+
+@dataclass
+class _Chosen:
+    """The choices of one release, in their order: each spends one step of the permit."""
+
+    asked: Quantiles
+    epsilon: float
+    width: int
+    permit: Permit
+    randomness: Randomness | None
+    step: int = 0
+
+    @property
+    def inside(self) -> int:
+        """How many ranks inside the least and the largest value are looked for: so many that noise alone hardly passes them."""
+        return math.ceil(2 * self.width / self.epsilon * math.log(20 * self.asked.values)) if self.asked.end else 0
+
+    @property
+    def reach(self) -> float:
+        """How many ranks an answer is off at most, in 95% of releases."""
+        levels = self.asked.levels
+        size = self.asked.values * self.asked.fine
+        return levels * 2 * self.width / self.epsilon * math.log(size * levels / (1 - LEVEL))
+
+    def of(self, counts: Codes) -> list[int]:
+        """The place of each share among these counts."""
+        if self.asked.end:
+            ends = counts if self.asked.end == "low" else counts[::-1]
+            found = self._choose(ends, Target(Fraction(0), self.inside))
+            return [found if self.asked.end == "low" else len(counts) - 1 - found]
+        return list(self._halved(counts, list(self.asked.shares), Fraction(0), Fraction(1), 0))
+
+    def _halved(self, counts: Codes, shares: list[Fraction], low: Fraction, high: Fraction, start: int) -> Iterator[int]:
+        """The places of shares between `low` and `high`, whose numbers are all that is counted here."""
+        if not shares:
+            return
+        middle = len(shares) // 2
+        share = (shares[middle] - low) / (high - low)
+        found = self._choose(counts, Target(share))
+        yield from self._halved(counts[: found + 1] * _below(found), shares[:middle], low, shares[middle], start)
+        yield start + found
+        yield from self._halved(counts[found:], shares[middle + 1 :], shares[middle], high, start + found)
+
+    def _choose(self, counts: Codes, target: Target) -> int:
+        """One exponential mechanism: P(v) proportional to exp(-epsilon loss / (2 change))."""
+        bits = source(self.asked.event(self.epsilon), self.permit, self.randomness, self.step)
+        self.step += 1
+        rate = Fraction(self.epsilon) / (2 * target.change * self.width)
+        return int(choose(_times(target.losses(counts), rate.numerator), bits, rate.denominator))
+
+
+def _below(found: int) -> Any:
+    """Ones before a place and zero at it: numbers at the place belong to the part above."""
+    ones = np.ones(found + 1, np.int64)
+    ones[found] = 0
+    return ones
+
+
+def _times(losses: Codes, factor: int) -> Any:
+    """Whole numbers times a whole number, without wrapping around."""
+    far = int(losses.max()) * factor >= 1 << 62
+    return losses.astype(object) * factor if far else losses * factor
+
+
+def share_of(value: float) -> Fraction:
+    """A share as it is written in decimals."""
+    if not 0 < check.real("query quantile", value) < 1:
+        raise InvalidInput("query quantile", value, "must lie strictly between 0 and 1; for the ends ask min or max")
+    found = Fraction(repr(float(value)))
+    if found.denominator > 10**6:
+        raise InvalidInput("query quantile", value, "must have at most 6 decimals")
+    return found
+
+
+def grid_of(column: Number, step: float | None) -> float:
+    """The public grid: what is asked for; whole numbers where both ends are whole and the range is long; a thousandth of the range else."""
+    length = column.high - column.low
+    if step is None:
+        whole = float(column.low).is_integer() and float(column.high).is_integer() and length >= 10
+        step = 1.0 if whole and length < MOST_VALUES else length / 1000
+    check.positive("query step", step)
+    if length / step >= MOST_VALUES:
+        raise InvalidInput("query step", step, f"must leave at most {MOST_VALUES} values in the range")
+    if length / step < 1:
+        raise InvalidInput("query step", step, f"must be at most the length of the range, {length:g}")
+    return step

@@ -1,0 +1,190 @@
+"""What every statistic is: public facts before, a release in the middle, answers after."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.errors import InvalidInput
+from dpfy.core.values import Bound, Bounded
+from dpfy.mechanisms.grid import Grid, Laid
+from dpfy.statistics.answer import Answer, Spread
+from dpfy.statistics.columns import Column, Number, Table, Words
+from dpfy.statistics.language import Condition
+from dpfy.statistics.units import Contribution
+
+MOST_CELLS = 1 << 20
+"""Numbers that one statistic may release."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which records are counted, and the group of each: the cells of the columns of a group-by, in the order of the schema."""
+
+    by: tuple[Words, ...] = ()
+    where: tuple[tuple[Column, Condition], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of groups."""
+        return math.prod(len(column.cells) for column in self.by)
+
+    def places(self) -> Iterator[dict[str, str]]:
+        """Each group in words."""
+        for cell in np.ndindex(*(len(column.cells) for column in self.by)):
+            yield {column.name: column.cells[i] for column, i in zip(self.by, cell, strict=True)}
+
+    def codes(self, table: Table) -> NDArray[np.int64]:
+        """The group of each record; -1 where a condition leaves it out."""
+        found = np.zeros(table.size, np.int64)
+        for column in self.by:
+            found = found * len(column.cells) + table.codes(column.name)
+        for at, condition in self.where:
+            found = np.where(_holds(at, condition, table), found, -1)
+        return found
+
+
+def _holds(column: Column, condition: Condition, table: Table) -> NDArray[np.bool_]:
+    """Which records meet a condition. A missing number meets none but "not equal"."""
+    if isinstance(column, Words):
+        values: Any = table.codes(column.name)
+        wanted: Any = column.words.index(str(condition.value))
+    else:
+        values, wanted = table.numbers(column.name), float(condition.value)
+    with np.errstate(invalid="ignore"):
+        found = {
+            "=": values == wanted,
+            "!=": values != wanted,
+            "<": values < wanted,
+            "<=": values <= wanted,
+            ">": values > wanted,
+            ">=": values >= wanted,
+        }[condition.comparison]
+    return np.asarray(found)
+
+
+@dataclass(frozen=True)
+class Statistic(ABC):
+    """What is asked: `text` as it was written, over the groups `groups`. All of it is public.
+
+    `records` is the public number of records, where there is one and all of them are counted.
+    """
+
+    text: str
+    groups: Groups
+    records: int | None
+
+    def used(
+        self, table: Table, contribution: Contribution, counted: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The group of each record, and which of the records that count are used."""
+        groups = np.where(counted, self.groups.codes(table), -1)
+        return groups, contribution.kept(table.owners, groups)
+
+
+@dataclass(frozen=True)
+class Sums(Statistic):
+    """A statistic that follows from sums over the records, released together with one bill.
+
+    Each record adds `width` numbers in one of `cells` cells of its group. `whole` where they are ones.
+    """
+
+    whole: ClassVar[bool] = False
+
+    @property
+    def cells(self) -> int:
+        """Cells within a group."""
+        return 1
+
+    def width(self, norm: str) -> int:
+        """Numbers that a record adds in its cell."""
+        return 1
+
+    @abstractmethod
+    def one(self, norm: str) -> Bound:
+        """What one record adds at most; `norm` (l1 or l2) is the one that will be billed."""
+
+    def rows(self, table: Table, norm: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The cell of each record (-1: it adds nothing) and what it adds there."""
+        cells = self.placed(table)
+        return cells, np.ones((len(cells), 1))
+
+    def placed(self, table: Table) -> NDArray[np.int64]:
+        """The cell of each record."""
+        return np.zeros(table.size, np.int64)
+
+    def leading(self, norm: str) -> Sequence[float]:
+        """How the main answer is made of the released numbers of a cell, up to a factor that does not depend on the norm."""
+        return [1.0]
+
+    @abstractmethod
+    def group_answers(self, sums: NDArray[np.float64], spread: Spread, norm: str) -> Iterator[Answer]:
+        """The answers of one group from its noisy sums [cells, width]."""
+
+    def total(self, table: Table, contribution: Contribution, norm: str, grid: Grid | None) -> Bounded[Any]:
+        """The sums [groups, cells, width] without noise: whole numbers, or on a grid.
+
+        Guarantees: adding or removing all records of a unit changes them by at most the bound, whatever the cells of the table hold.
+        """
+        places, values = self.rows(table, norm)
+        groups, kept = self.used(table, contribution, places >= 0)
+        at = (groups * self.cells + places)[kept]
+        count, width = self.groups.count * self.cells, values.shape[1]
+        shape = (self.groups.count, self.cells, width)
+        if self.whole:
+            counts = np.bincount(at, minlength=count).astype(np.int64)
+            whole = Bounded(counts.reshape(shape), contribution.bound(self.one(norm)))
+            return whole if grid is None else grid.lay(whole)
+        assert grid is not None
+        order = np.argsort(at, kind="stable")
+        edges = np.searchsorted(at[order], np.arange(count + 1))
+        rows, totals = values[kept][order], np.zeros((count, width), np.int64)
+        bound = grid.sum(np.zeros((0, width)), self.one(norm)).bound
+        for cell in np.flatnonzero(np.diff(edges)).tolist():
+            totals[cell] = grid.sum(rows[edges[cell] : edges[cell + 1]], self.one(norm)).value.counts
+        return Bounded(Laid(grid, totals.reshape(shape)), contribution.bound(bound))
+
+    def answers(self, sums: NDArray[Any], spread: Spread, norm: str) -> list[Answer]:
+        """All answers from the noisy sums [groups, cells, width]."""
+        found = []
+        for place, group in zip(self.groups.places(), sums, strict=True):
+            for answer in self.group_answers(group, spread, norm):
+                whole = {**place, **answer.place}
+                found.append(Answer(answer.statistic, answer.value, answer.standard_error, answer.interval, whole, answer.note))
+        return found
+
+
+def number(function: str, column: Column) -> Number:
+    """A column that must hold numbers."""
+    if not isinstance(column, Number):
+        raise InvalidInput(f"query {function}", column.name, "must be a column of numbers with a range in the schema")
+    return column
+
+
+def words(function: str, column: Column) -> Words:
+    """A column that must hold words out of a public list."""
+    if not isinstance(column, Words):
+        raise InvalidInput(f"query {function}", column.name, "must be a column whose categories are in the schema")
+    return column
+
+
+def of_size(function: str, cells: int) -> int:
+    """A number of cells that can be released."""
+    if cells > MOST_CELLS:
+        raise InvalidInput(f"query {function}", cells, f"must have at most {MOST_CELLS} cells")
+    return cells
+
+
+def direct(text: str, values: Sequence[float], spread: Spread, place: Mapping[str, str]) -> Answer:
+    """An answer that is the sum of released numbers."""
+    ones = [1.0] * len(values)
+    value = sum(float(v) for v in values)
+    reach = spread.reach(ones)
+    shown: float | int = int(value) if spread.whole else value
+    return Answer(text, shown, spread.error(ones), (value - reach, value + reach), place)

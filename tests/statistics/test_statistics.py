@@ -1,0 +1,254 @@
+"""Statistics without noise are those of the slow oracle; contributions are bounded; intervals hold what they say."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpfy.core.book import rehearsal
+from dpfy.core.random import Randomness
+from dpfy.core.unit import Adjacency
+from dpfy.statistics import functions, language
+from dpfy.statistics.answer import Spread, ratio
+from dpfy.statistics.columns import OTHER, Number, Open, Table, Words
+from dpfy.statistics.quantiles import Target
+from dpfy.statistics.release import claim_of, release, spread_of
+from dpfy.statistics.tables import consistent
+from dpfy.statistics.units import Contribution, coded
+
+COLUMNS = {
+    "age": Number("age", 0, 100),
+    "hours": Number("hours", -5, 60, fill=40),
+    "share": Number("share", 0, 1),
+    "sex": Words("sex", ("f", "m")),
+    "job": Words("job", ("a", "b", "c")),
+    "guess": Words("guess", ("f", "m")),
+    "id": Open("id"),
+}
+
+
+def people(n=500, seed=0):
+    r = np.random.default_rng(seed)
+    return {
+        "age": r.integers(0, 100, n).astype(float),
+        "hours": r.normal(40, 10, n),
+        "share": r.random(n),
+        "sex": r.choice(["f", "m", "x"], n),
+        "job": r.choice(["a", "b", "c"], n),
+        "guess": r.choice(["f", "m"], n),
+        "id": r.integers(0, 60, n),
+    }
+
+
+def answered(text, data, share=5e3, family="laplace", contribution=None, records=None, seed=1, **about):
+    """The answers of a query on made-up data, with hardly any noise by default."""
+    contribution = contribution or Contribution()
+    table = Table(data, COLUMNS)
+    if contribution.records > 1:
+        table.owners = coded(data["id"])
+    found = []
+    for statistic in functions.build(language.parse(text), COLUMNS, records):
+        claim = claim_of(statistic, contribution, family, share, **about)
+        permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
+        found += release(statistic, claim, table, contribution, permit, Randomness.for_tests(seed))
+    return found
+
+
+@pytest.mark.parametrize("family", ["laplace", "gaussian"])
+@pytest.mark.parametrize("records", [None, 500])
+def test_without_noise_they_are_the_plain_statistics(family, records):
+    data = people()
+    age, hours = data["age"], np.clip(data["hours"], -5, 60)
+    text = "count(), sum(age), mean(hours), variance(age), stddev(hours), covariance(age, hours), accuracy(sex, guess)"
+    found = answered(text, data, family=family, records=records)
+    cov = np.cov(age, hours, bias=True)
+    due = [500, age.sum(), hours.mean(), age.var(), hours.std(), cov[0, 0], cov[0, 1], cov[1, 1]]
+    due.append((data["sex"] == data["guess"]).mean())
+    assert [a.value for a in found] == pytest.approx(due, rel=1e-3, abs=1e-2)
+    for answer in found:
+        assert answer.interval[0] <= answer.value <= answer.interval[1]
+
+
+def test_cells():
+    data = people()
+    found = answered("histogram(age, 0, 10, 50, 100), histogram(job), table(sex, job)", data)
+    assert [a.value for a in found[:3]] == np.histogram(data["age"], [0, 10, 50, 100])[0].tolist()
+    values = {tuple(a.place.values()): a.value for a in found if a.statistic == "table(sex, job)" and len(a.place) == 2}
+    for sex, word in (("f", "f"), ("m", "m"), ("x", OTHER)):
+        for job in "abc":
+            assert values[word, job] == ((data["sex"] == sex) & (data["job"] == job)).sum()
+    margins = {a.place["sex"]: a.value for a in found if a.statistic == "table(sex, job)" and set(a.place) == {"sex"}}
+    assert margins == {"f": (data["sex"] == "f").sum(), "m": (data["sex"] == "m").sum(), OTHER: (data["sex"] == "x").sum()}
+
+
+def test_groups_and_conditions():
+    data = people()
+    found = answered("mean(age), count(), median(age) by sex where job != 'c' and age < 60", data)
+    for sex in "fm":
+        ages = data["age"][(data["sex"] == sex) & (data["job"] != "c") & (data["age"] < 60)]
+        mine = [a.value for a in found if a.place["sex"] == sex]
+        assert mine[:2] == pytest.approx([ages.mean(), len(ages)], abs=1e-2)
+        assert (ages < mine[2]).sum() <= len(ages) / 2 <= (ages <= mine[2]).sum()
+
+
+def test_calibration_and_margins():
+    data = people(4000)
+    data["sex"] = np.where(np.random.default_rng(3).random(4000) < data["share"], "m", "f")
+    found = answered("calibration(share, sex, bins=4)", data)
+    for k, answer in enumerate(found[:4]):
+        mine = (data["share"] >= k / 4) & (data["share"] < (k + 1) / 4)
+        assert answer.value == pytest.approx((data["sex"][mine] == "m").mean(), abs=1e-3)
+    error = sum(
+        abs((data["sex"][m] == "m").mean() - data["share"][m].mean()) * m.mean()
+        for m in ((data["share"] >= k / 4) & (data["share"] < (k + 1) / 4) for k in range(4))
+    )
+    assert found[4].value == pytest.approx(error, abs=1e-3)
+    for answer in answered("margins(sex, job, guess)", data):
+        mine = np.all([data[name] == (word if word != OTHER else "?") for name, word in answer.place.items()], axis=0)
+        assert answer.value == pytest.approx(mine.sum(), abs=0.1)
+
+
+def test_margins_made_consistent_are_the_least_squares_fit():
+    r, shape = np.random.default_rng(5), (3, 2, 4)
+    kept = [(0, 1), (1, 2), (0, 2), (1,)]
+    noisy = {axes: (r.normal(10, 3, [shape[a] for a in axes]), 1.0 + len(axes)) for axes in kept}
+    rows, values = [], []
+    for axes, (table, deviation) in noisy.items():
+        for cell in np.ndindex(*table.shape):
+            indicator = np.zeros(shape)
+            index = [slice(None)] * 3
+            for a, i in zip(axes, cell, strict=True):
+                index[a] = i
+            indicator[tuple(index)] = 1
+            rows.append(indicator.ravel() / deviation)
+            values.append(table[cell] / deviation)
+    fit = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)[0].reshape(shape)
+    for axes, table in consistent(noisy, shape).items():
+        assert table == pytest.approx(fit.sum(axis=tuple(a for a in range(3) if a not in axes)), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_losses_of_quantiles_against_the_slow_oracle(seed):
+    r = np.random.default_rng(seed)
+    numbers, share = r.integers(0, 12, r.integers(0, 40)), Fraction(int(r.integers(1, 10)), 10)
+    losses = Target(share).losses(np.bincount(numbers, minlength=12))
+    a, b = share.numerator, share.denominator
+    for v in range(12):
+        low, high, due = b * int((numbers < v).sum()), b * int((numbers <= v).sum()), a * len(numbers)
+        assert losses[v] == max(0, low - due, due - high)
+    for value in range(12):  # one record more changes no loss by more than it may
+        more = Target(share).losses(np.bincount([*numbers, value], minlength=12))
+        assert np.abs(more - losses).max() <= Target(share).change
+
+
+def test_many_quantiles_of_ties_and_of_reals():
+    data = people(20_000)
+    data["age"] = np.where(np.arange(20_000) % 3 == 0, 30.0, data["age"])
+    shares = [k / 10 for k in range(1, 10)]
+    found = answered(f"quantile(age, {', '.join(map(str, shares))})", data, share=5)
+    for share, answer in zip(shares, found, strict=True):
+        below, upto = (data["age"] < answer.value).mean(), (data["age"] <= answer.value).mean()
+        assert below - 0.01 <= share <= upto + 0.01
+    low, high = (a.value for a in answered("min(share, step=0.001), max(share, step=0.001)", data, share=5))
+    assert 0 <= low < 0.01
+    assert 0.99 < high <= 1
+
+
+@pytest.mark.parametrize("contribution", [Contribution(5), Contribution(6, 2), Contribution(8, 3, 2), Contribution(4, None, 1)])
+def test_contributions_are_bounded_per_unit(contribution):
+    """Removing all records of any one person moves no sum by more than the bound, and which of the others are kept does not change."""
+    data = people(400)
+    text = "count() by job"
+    (statistic,) = functions.build(language.parse(text), COLUMNS)
+
+    def total(rows):
+        table = Table({k: v[rows] for k, v in data.items()}, COLUMNS)
+        table.owners = data["id"][rows]
+        return statistic.total(table, contribution, "l1", None)
+
+    everybody = np.ones(400, bool)
+    whole = total(everybody)
+    used = []
+    for person in range(60):
+        moved = (whole.value - total(data["id"] != person).value).ravel()
+        assert np.abs(moved).sum() <= whole.bound.l1
+        assert math.sqrt((moved**2).sum()) <= whole.bound.l2
+        assert np.abs(moved).max() <= whole.bound.linf
+        assert (moved >= 0).all()
+        used.append((np.abs(moved).sum(), (moved > 0).sum(), moved.max()))
+    most = np.max(used, axis=0)
+    assert most[0] == min(contribution.total, most[0])
+    assert most[1] <= (contribution.groups or 99)
+    assert most[2] <= (contribution.each or 99)
+    assert whole.bound.l1 == contribution.total
+
+
+def test_the_bound_of_a_contribution_is_attained():
+    assert (Contribution(8, 3, 2).total, Contribution(8, 3, 2).length) == (6, pytest.approx(math.sqrt(12)))
+    assert (Contribution(5, 3, 2).total, Contribution(5, 3, 2).length) == (5, pytest.approx(3.0))
+    assert (Contribution(5).total, Contribution(5).length) == (5, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "records"),
+    [
+        ("count()", "laplace", None),
+        ("sum(age)", "gaussian", None),
+        ("sum(age)", "laplace", 500),
+        ("mean(age)", "laplace", None),
+        ("mean(age)", "gaussian", None),
+        ("mean(age)", "gaussian", 500),
+        ("variance(age)", "laplace", None),
+        ("covariance(age, share)", "gaussian", None),
+        ("accuracy(sex, guess)", "laplace", None),
+        ("accuracy(sex, guess)", "laplace", 500),
+    ],
+)
+def test_intervals_hold_the_answer_without_noise(text, family, records):
+    """In at least 95% of releases, less what 200 trials may miss by chance (one in 10^4)."""
+    data, about = people(), {} if records is None else {"adjacency": Adjacency.REPLACE_ONE}
+    due = [a.value for a in answered(text, data, records=records, **about)]
+    inside, errors = 0, []
+    for seed in range(200):
+        found = answered(text, data, 0.5, family, records=records, seed=seed, **about)
+        inside += all(a.interval[0] <= v + 1e-2 and v - 1e-2 <= a.interval[1] for a, v in zip(found, due, strict=True))
+        errors.append([(a.value - v) / a.standard_error for a, v in zip(found, due, strict=True)])
+    assert inside >= stats.binom.ppf(1e-4, 200, 0.95 ** len(due))
+    spread = np.sqrt(np.mean(np.square(errors), axis=0))
+    assert ((spread > 0.8) & (spread < 1.25)).all(), spread
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_reach_is_the_quantile_of_the_noise(whole):
+    spread = Spread("laplace", 7.3, whole)
+    r = np.random.default_rng(0)
+    p = -math.expm1(-1 / 7.3)
+    draws = r.geometric(p, (40, 100_000)) - r.geometric(p, (40, 100_000)) if whole else r.laplace(0, 7.3, (40, 100_000))
+    assert spread.deviation == pytest.approx(draws.std(), rel=0.02)
+    for used in ([1.0], [2.0, 0.5], [1.0, 1.0], [1.0, -3.0, 0.5, 1.0, 1.0], [1.0] * 40):
+        within = (np.abs(np.asarray(used) @ draws[: len(used)]) <= spread.reach(used)).mean()
+        assert within >= 0.947
+        assert within <= 0.967
+    assert Spread("gaussian", 2.0).reach([3.0, 4.0]) == pytest.approx(10 * 1.959964, rel=1e-5)
+
+
+def test_a_ratio_with_few_records_says_that_it_does_not_know():
+    value, error, interval = ratio([0.0, 1.0], [1.0, 0.0], [3.0, 2.0], Spread("laplace", 5.0), (-1.0, 1.0))
+    assert interval == (-1.0, 1.0)
+    assert error <= 1
+    assert -1 <= value <= 1
+    assert ratio([1.0], [0.0], [3.0], Spread("laplace", 5.0), (-1.0, 1.0), known=-0.0)[2] == (-1.0, 1.0)
+
+
+def test_one_rule_prices_all_statistics():
+    (count, mean, median) = functions.build(language.parse("count(), mean(age), median(age)"), COLUMNS)
+    one = Contribution()
+    assert claim_of(count, one, "laplace", 0.25).parameter == 0.25
+    assert claim_of(mean, one, "laplace", 0.25).parameter == 4.0
+    assert claim_of(mean, one, "gaussian", 0.25).parameter == 4.0
+    assert claim_of(median, one, "gaussian", 0.25).parameter == 0.5
+    assert spread_of(claim_of(count, one, "laplace", 0.25)) == Spread("laplace", 4.0, whole=True)
