@@ -54,7 +54,7 @@ class Law:
         return self.size + beyond
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)  # one table, for the comparisons of a tie: it is large, and ties are rare
 def thresholds(law: Law, work: int) -> list[Enclosure]:
     """P(at most k) for k below `law.size`, each enclosed by integers over 2^work.
 

@@ -53,11 +53,12 @@ def weight(law: Law, k: Fraction | int) -> mpmath.mpf:
 
 
 def probabilities(law: Law) -> list[mpmath.mpf]:
-    """P(k) for every k that 250 digits can see, by adding up."""
-    found = []
-    while not found or found[-1] > mpmath.mpf(10) ** -258:
-        found.append(weight(law, len(found)) * (2 if law.folded and found else 1))
-    total = mpmath.fsum(found)
+    """P(k) for every k of the table; the sum of all weights by adding up all that 250 digits can see, or by its formula."""
+    found, small = [weight(law, 0)], mpmath.mpf(10) ** -258
+    while len(found) <= law.size or (law.square and found[-1] > small):
+        found.append(weight(law, len(found)) * (2 if law.folded else 1))
+    ratio = weight(law, 1)
+    total = mpmath.fsum(found) if law.square else (1 + ratio * law.folded) / (1 - ratio)
     return [value / total for value in found]
 
 
