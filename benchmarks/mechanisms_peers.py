@@ -43,7 +43,8 @@ PARTS = {"speed": speed}
 def main() -> None:
     parser = argparse.ArgumentParser(description="Mechanisms beside those of other libraries.")
     parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS))
-    sys.exit(0 if all([PARTS[part]() for part in parser.parse_args().part]) else 1)
+    held = [PARTS[part]() for part in parser.parse_args().part]
+    sys.exit(0 if all(held) else 1)
 
 
 if __name__ == "__main__":
