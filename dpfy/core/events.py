@@ -245,6 +245,41 @@ class BallsInBins:
 
 
 @dataclass(frozen=True)
+class Shuffled:
+    """One report from each of `records` units, each by a randomiser that is `epsilon0`-private by itself, put into a random order.
+
+    Nobody sees who reported what before the shuffle. A randomiser may depend on the reports before it in that order, which is a single
+    pass over shuffled data with noise for each record. Batches with one noise for all, and a buffer that is smaller than the data, are
+    not this.
+    """
+
+    epsilon0: float
+    records: int
+
+    def __post_init__(self) -> None:
+        check.nonnegative("epsilon0", self.epsilon0)
+        check.integer("records", self.records)
+
+
+@dataclass(frozen=True)
+class RandomCheckIns:
+    """Reports from `slots` slots, one each, by randomisers that are `epsilon0`-private by themselves.
+
+    A unit takes part with probability `rate`, in one slot that it chooses uniformly and in secret. A slot reports for one of those who
+    chose it, drawn at random, or for a fixed input where nobody did.
+    """
+
+    epsilon0: float
+    slots: int
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check.nonnegative("epsilon0", self.epsilon0)
+        check.integer("slots", self.slots)
+        check.fraction("rate", self.rate)
+
+
+@dataclass(frozen=True)
 class Repeated:
     """`event` run `count` times, independently."""
 
@@ -318,6 +353,8 @@ Event = Union[
     SampledWithReplacement,
     TruncatedPoissonGaussian,
     BallsInBins,
+    Shuffled,
+    RandomCheckIns,
     Repeated,
     Composed,
     Parallel,
@@ -344,6 +381,8 @@ CODEC = Codec(
         "sampled-with-replacement": SampledWithReplacement,
         "truncated-poisson-gaussian": TruncatedPoissonGaussian,
         "balls-in-bins": BallsInBins,
+        "shuffled": Shuffled,
+        "random-check-ins": RandomCheckIns,
         "repeated": Repeated,
         "composed": Composed,
         "parallel": Parallel,

@@ -124,6 +124,16 @@ def _truncated(rng: Random) -> Make:
     return lambda noise: ev.TruncatedPoissonGaussian(source, rate, most, noise)
 
 
+def _shuffled(rng: Random) -> Make:
+    records = int(between(rng, 2, 3000))
+    return lambda noise: ev.Shuffled(1 / noise, records)
+
+
+def _check_ins(rng: Random) -> Make:
+    slots, rate = int(between(rng, 1, 1e6)), between(rng, 1e-3, 1.0)
+    return lambda noise: ev.RandomCheckIns(1 / noise, slots, rate)
+
+
 KINDS: dict[str, tuple[Callable[[Random], Make], tuple[Adjacency, ...], tuple[float, float], int]] = {
     "gaussian": (_gaussian, (ADD, REPLACE, ZERO), (0.3, 50), 2),
     "poisson": (_sampled(1e-5, _gaussian), (ADD, REPLACE, ZERO), (0.3, 50), 9),
@@ -143,6 +153,8 @@ KINDS: dict[str, tuple[Callable[[Random], Make], tuple[Adjacency, ...], tuple[fl
     "bounded range": (_range, (ADD, REPLACE), (0.5, 100), 2),
     "poisson bounded range": (_sampled(1e-3, _range), (ADD,), (0.5, 100), 2),
     "poisson black box": (_sampled(1e-3, _black_box), (ADD,), (0.5, 100), 2),
+    "shuffled": (_shuffled, (REPLACE, ZERO), (0.2, 100), 1),
+    "check-ins": (_check_ins, (ADD, REPLACE, ZERO), (0.2, 100), 1),
 }
 """How to draw an event, the adjacencies it has a bound under, its range of noise, and how often it is drawn."""
 

@@ -14,6 +14,7 @@ from dpfy.core.unit import Adjacency
 ADD, REPLACE, ZERO = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT
 GAUSSIAN, STEP = ev.Gaussian(4.0), ev.PoissonSampled(0.05, ev.Gaussian(2.0))
 CURVE = ev.RenyiCurve(tuple(map(float, range(2, 65))), tuple(a / 32 for a in range(2, 65)))
+PARTS = ev.Parallel((("north", ev.Gaussian(3.0)), ("south", ev.Laplace(5.0)), ("west", ev.Nothing())))
 
 LEAVES: list[ev.Event] = [
     ev.Nothing(),
@@ -37,14 +38,16 @@ WRAPPED: list[ev.Event] = [
     ev.SampledWithReplacement(200, 3, ev.Gaussian(3.0)),
     ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0),
     ev.BallsInBins(2.0, ((1.0, 0.0), (0.0, 0.8))),
+    ev.Shuffled(1.0, 300),
+    ev.RandomCheckIns(1.0, 200, 0.5),
     ev.Repeated(STEP, 7),
     ev.Composed((STEP, ev.Laplace(20.0), ev.BoundedRange(0.1))),
-    ev.Parallel((("north", ev.Gaussian(3.0)), ("south", ev.Laplace(5.0)), ("west", ev.Nothing()))),
+    PARTS,
     ev.RepeatAndSelect(STEP, 10.0, 1.0),
     ev.RepeatAndSelect(STEP, 10.0, math.inf),
 ]
 SAMPLED: list[ev.Event] = [ev.PoissonSampled(0.1, leaf) for leaf in LEAVES]
-EVENTS = [*LEAVES, *WRAPPED, *SAMPLED, ev.PoissonSampled(0.1, WRAPPED[7])]
+EVENTS = [*LEAVES, *WRAPPED, *SAMPLED, ev.PoissonSampled(0.1, PARTS)]
 """Every kind of event, and every leaf on a Poisson sample."""
 
 
@@ -87,6 +90,13 @@ def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
         (without(ev.EpsilonDelta(epsilon)), without(ev.Laplace(2 / epsilon)), REPLACE),
         (ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0), ev.PoissonSampled(0.04, ev.Gaussian(2.0)), ADD),
         (ev.Parallel((("a", STEP), ("b", GAUSSIAN))), GAUSSIAN, REPLACE),
+        (ev.EpsilonDelta(epsilon), ev.Shuffled(epsilon, 100), REPLACE),
+        (ev.Shuffled(epsilon, 100), ev.Shuffled(epsilon, 120), REPLACE),
+        (ev.Shuffled(2 * epsilon, 100), ev.Shuffled(epsilon, 100), REPLACE),
+        (ev.Shuffled(epsilon, 100), ev.RandomCheckIns(epsilon, 100), REPLACE),
+        (ev.RandomCheckIns(epsilon, 100, 0.5), ev.RandomCheckIns(epsilon, 100, 0.4), ADD),
+        (ev.RandomCheckIns(epsilon, 50, 0.5), ev.RandomCheckIns(epsilon, 100, 0.5), ADD),
+        (ev.EpsilonDelta(epsilon), ev.RandomCheckIns(epsilon, 20), REPLACE),
     ]
     pairs: list[tuple[ev.Event, ev.Event, Adjacency]] = [*known]
     pairs += [(event, part, ADD) for event in EVENTS if isinstance(event, ev.Parallel) for _, part in event.parts]

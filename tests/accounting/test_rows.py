@@ -158,7 +158,16 @@ def test_a_pure_guarantee_is_that_of_the_curve_at_tiny_delta_or_refused(event: e
 
 def _pure(event: ev.Event) -> bool:
     """Whether everything in it has a pure guarantee (that of no protection is infinite)."""
-    pure = (ev.Laplace, ev.DiscreteLaplace, ev.RandomizedResponse, ev.BoundedRange, ev.NotPrivate, ev.Nothing)
+    pure = (
+        ev.Laplace,
+        ev.DiscreteLaplace,
+        ev.RandomizedResponse,
+        ev.BoundedRange,
+        ev.Shuffled,
+        ev.RandomCheckIns,
+        ev.NotPrivate,
+        ev.Nothing,
+    )
     parts = ev.inside(event)
     if parts:
         return not isinstance(event, ev.RepeatAndSelect) and all(map(_pure, parts))

@@ -6,7 +6,7 @@ and the contract tests read nothing but the table.
 
 from __future__ import annotations
 
-from dpfy.accounting.rows import composed, noise, sampled, stated
+from dpfy.accounting.rows import composed, local, noise, sampled, stated
 from dpfy.accounting.rows.composed import movable
 from dpfy.accounting.rows.row import (
     TABLE,
@@ -39,4 +39,4 @@ __all__ = [
     "words",
 ]
 
-TABLE.update({row.kind: row for row in (*stated.ROWS, *noise.ROWS, *sampled.ROWS, *composed.ROWS)})
+TABLE.update({row.kind: row for row in (*stated.ROWS, *noise.ROWS, *sampled.ROWS, *local.ROWS, *composed.ROWS)})
