@@ -98,6 +98,7 @@ def private(model: nn.Module, case: Case, noise: float = NOISE, graph: bool = Fa
     stream = NoiseStream(Identity(), noise, Randomness.for_tests(0), divisor=len(case.batch()[1]), in_place=True)
     assert stream.event is not None
     permit = rehearsal(stream.event, 10**9)
+    engine.sparse = True
     engine.attach(model)
     parameters, clip = dict(model.named_parameters()), FlatClip(CLIP)
     captured = CapturedSum(engine, lambda x, y: case.losses(model(x), y))

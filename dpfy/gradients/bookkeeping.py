@@ -129,6 +129,7 @@ class BookkeepingEngine(Engine):
 
     def total(self, weighed: Weighed, room: Room | None = None) -> Bounded[Grads]:
         """The bounded sum, of examples without a finite norm nothing."""
+        room = Room({}, sparse=True) if room is None and self.sparse else room
         flag = Flag(weighed.sound.device)
         flag.put(weighed.sound)
         flag.mark()
@@ -157,7 +158,8 @@ class BookkeepingEngine(Engine):
             sums = weighed.sums(last, room)
             for name in params if len(sums) < len(params) else ():
                 if name not in sums:
-                    sums[name] = zeros({name: params[name]}, weighed.clip)[name] if room is None else room.places[name].zero_()
+                    place = None if room is None else room.places.get(name)
+                    sums[name] = zeros({name: params[name]}, weighed.clip)[name] if place is None else place.zero_()
             total = {name: sums.pop(name) for name in params} | sums
         return Bounded(total, weighed.clip.bound)
 

@@ -16,6 +16,7 @@ from dpfy.gradients.convolution import Convolution
 from dpfy.gradients.engine import cautious, group_rows, multipliers, norm_dtype
 from dpfy.gradients.room import Room
 from dpfy.gradients.rounding import as_rows
+from dpfy.gradients.rows import Pooled
 from dpfy.gradients.shared import Measured, Shared
 
 JOIN_ELEMENTS = 2**22
@@ -139,7 +140,9 @@ def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], room: Roo
             if place is not None and isinstance(part, Outer):
                 sums[name] = part.sum_into(narrow[dtypes[name]], place, room.scratch)
                 continue
-            sums[name] = _put(_fitted(part.weighted_sum(narrow[dtypes[name]]), like), place)
+            mine = narrow[dtypes[name]]
+            total = part.sparse_sum(mine) if room.sparse and isinstance(part, Pooled) else part.weighted_sum(mine)
+            sums[name] = _put(_fitted(total, like), place)
     return sums
 
 

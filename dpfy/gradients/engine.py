@@ -29,6 +29,8 @@ class Engine(Protocol):
     """
 
     name: str
+    sparse: bool = False
+    """Whether the sum of a table may be a sparse tensor, of the rows in use. For callers to set: noise takes either."""
 
     def attach(self, model: nn.Module) -> None:
         """Prepare `model`; raise :class:`Unsupported` with the way out if it has what the engine cannot do."""

@@ -159,6 +159,8 @@ def _plain(operation: Operation) -> tuple[list[Any], list[int]]:
     sizes: list[int] = []
 
     def sort(value: Any) -> None:
+        if isinstance(value, Ref):
+            return
         if isinstance(value, bool) or value is None:
             constants.append(value)
         elif isinstance(value, int):
@@ -171,7 +173,7 @@ def _plain(operation: Operation) -> tuple[list[Any], list[int]]:
         elif isinstance(value, dict):
             for k in sorted(value):
                 sort(value[k])
-        elif not isinstance(value, Ref):
+        else:
             constants.append("generator" if isinstance(value, torch.Generator) else str(value))
 
     sort(operation.arguments)

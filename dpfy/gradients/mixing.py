@@ -117,10 +117,11 @@ class Replacement:
 
 def check_apart(
     program: Program, seen: Observed, losses: Tensor, changes: Sequence[Replacement], moved: dict[int, torch.UntypedStorage]
-) -> None:
+) -> Memory:
     """Run the program as it was and with each of `changes`, all of the same rows; refuse it if a part of another example differs.
 
-    `moved` holds other contents for the parameters' storages, in all runs; with none, the first run must give `losses` again.
+    `moved` holds other contents for the parameters' storages, in all runs; with none, the first run must give `losses` again. Returns
+    that run, in which the rows to be replaced have weight 0.
 
     Guarantees: raises :class:`Unsupported` where they differ (on a CPU, in a single bit), where a value that Python read differs and
     where a shape does; :class:`Unrecordable` if the program does not give the losses that it was recorded with.
@@ -138,6 +139,7 @@ def check_apart(
             raise Unsupported(READ, UNREAD)
         if _differs(plain, other, seen, changed.rows):
             raise Unsupported(f"{MIXED}{_culprit(program, changed, moved, seen)}", APART)
+    return plain
 
 
 def _run(program: Program, contents: dict[int, torch.UntypedStorage], keep: list[Ref]) -> Memory:
@@ -160,19 +162,18 @@ def codes(program: Program) -> bool:
     )
 
 
-def check_sum(program: Program, seen: Observed, changed: Replacement) -> None:
+def check_sum(program: Program, seen: Observed, changed: Replacement, mine: Memory) -> None:
     """Refuse a backward pass over the batch in which the gradients of some examples change with those of others.
 
-    What arrives at a layer for all examples must be what arrives for the examples of `changed` plus what arrives for the others. An
-    engine that runs backward for one example at a time has nothing to check here.
+    What arrives at a layer for all examples must be what arrives for the examples of `changed` plus what arrives for the others
+    (`mine`: the run of the batch as it was in which the examples of `changed` have weight 0, from :func:`check_apart`). An engine
+    that runs backward for one example at a time has nothing to check here.
     """
     if not seen.reports:
         return
     refs = [grad for grad, _ in seen.reports]
-    mine, theirs = (
-        program.run(Replacement(changed.batch, changed.batch, rows).contents(program, seen.weights), refs)
-        for rows in (changed.rows, ~changed.rows)
-    )
+    others = Replacement(changed.batch, changed.batch, ~changed.rows)
+    theirs = program.run(others.contents(program, seen.weights), refs)
     for ref, whole in zip(refs, seen.arrived, strict=True):
         if not _adds_up(whole, mine.at(ref), theirs.at(ref)):
             raise Unsupported(f"{MIXED}, in the backward pass", APART)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -51,8 +51,7 @@ class Reshaped(Exception):
     """Run again on other inputs, an operation gave another shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(NamedTuple):
     """Where a tensor lies."""
 
     storage: int
@@ -94,7 +93,8 @@ class Program:
     known: dict[int, tuple[int, StorageWeakRef]] = field(default_factory=dict)
     carried: dict[int, StorageWeakRef] = field(default_factory=dict)
     problem: str | None = None
-    _work: tuple[object, list[Operation], dict[int, list[int]]] | None = None
+    _work: dict[object, tuple[list[Operation], dict[int, list[int]]]] = field(default_factory=dict)
+    _around: tuple[int, list[torch.Generator], set[str]] = (0, [], set())
 
     def ref(self, t: Tensor) -> Ref:
         """Where `t` lies; a storage that was never seen is one from outside."""
@@ -107,14 +107,14 @@ class Program:
                 self.origin[index] = CARRIED
             if t.grad_fn is not None:
                 raise Unrecordable(f"a tensor with a graph that was not seen ({t.grad_fn.name()})")
-        return Ref(index, int(t.storage_offset()), tuple(t.shape), t.stride(), t.dtype, t.device)
+        return Ref(index, int(t.storage_offset()), t.shape, t.stride(), t.dtype, t.device)
 
     def made(self, t: Tensor) -> Ref:
         """Where a tensor lies that an operation has just returned."""
         storage = _storage_of(t)
-        if self._index(storage) is None:
-            self._add(storage)
-        return self.ref(t)
+        index = self._index(storage)
+        index = self._add(storage) if index is None else index
+        return Ref(index, int(t.storage_offset()), t.shape, t.stride(), t.dtype, t.device)
 
     def mark(self, tensors: Sequence[Tensor], origin: int) -> None:
         """Say where the values of `tensors` come from."""
@@ -146,11 +146,12 @@ class Program:
         Guarantees: nothing that the program was recorded from is changed, torch's generators included. Random operations draw what
         they drew.
         """
-        kept = frozenset(ref.storage for ref in keep)
-        if self._work is None or self._work[0] != (kept, len(self.operations)):
-            work = self.needed(keep)
-            self._work = (kept, len(self.operations)), work, _last_uses(work, kept)
-        memory, (_, work, last) = Memory(self, dict(replaced)), self._work
+        kept = frozenset([ref.storage for ref in keep])
+        key = kept, len(self.operations)
+        if key not in self._work:
+            needed = self.needed(keep)
+            self._work[key] = needed, _last_uses(needed, kept)
+        memory, (work, last) = Memory(self, dict(replaced)), self._work[key]
         with self.aside():
             for position, operation in enumerate(work):
                 memory.do(operation)
@@ -171,9 +172,12 @@ class Program:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Around a run of the operations: no graph, no autocast, and the generators they use are put back."""
-        generators = {id(o.random[0]): o.random[0] for o in self.operations if o.random is not None}
-        states = [(g, g.get_state()) for g in generators.values()]
-        devices = {ref.device.type for o in self.operations for ref in o.outputs[:1]}
+        if self._around[0] != len(self.operations):
+            generators = {id(o.random[0]): o.random[0] for o in self.operations if o.random is not None}
+            devices = {ref.device.type for o in self.operations for ref in o.outputs[:1]}
+            self._around = len(self.operations), list(generators.values()), devices
+        _, used, devices = self._around
+        states = [(g, g.get_state()) for g in used]
         try:
             with torch.no_grad(), ExitStack() as stack:
                 for device in devices:
@@ -226,7 +230,7 @@ class Memory:
         for ref, t in zip(operation.outputs, _tensors(result), strict=True):
             if ref.storage in self.storages:
                 continue
-            if (t.storage_offset(), tuple(t.shape), t.stride(), t.dtype) != ref.layout:
+            if (t.storage_offset(), t.shape, t.stride(), t.dtype) != ref.layout:
                 raise Reshaped(f"{operation.call}: {list(ref.shape)} became {list(t.shape)}")
             self.storages[ref.storage] = t.untyped_storage()
             self.tensors.setdefault(ref.storage, {})[ref] = t
@@ -413,8 +417,10 @@ def _filled(value: Any, put: Callable[[Any], Any], kind: type = Ref) -> Any:
     """`value` with everything of `kind` in its tuples, lists and dicts replaced."""
     if isinstance(value, kind):
         return put(value)
+    if value is None or type(value) in (int, float, bool):
+        return value
     if isinstance(value, tuple):
-        return tuple([_filled(v, put, kind) for v in value])
+        return tuple([put(v) if isinstance(v, kind) else _filled(v, put, kind) for v in value])
     if isinstance(value, list):
         return [_filled(v, put, kind) for v in value]
     if isinstance(value, dict):

@@ -17,6 +17,7 @@ class Room:
 
     places: Mapping[str, Tensor]
     scratch: Tensor | None = None
+    sparse: bool = False  # whether the sum of a table may be the rows that are in use
 
 
 class Pieces:

@@ -232,10 +232,18 @@ def block_norms(t: Tensor) -> Tensor:
 
 def joined_squares(norms: Tensor, like: Tensor) -> Tensor:
     """The second half of :func:`row_squares`, for blocks of rows of the shape and dtype of those of `like`."""
-    squares, width = norms.double().square_(), like.shape[1:].numel()
+    wide, width = norms.double(), like.shape[1:].numel()
+    if norms.dim() == 1 and norms.device.type == "cpu":
+        return torch.addcmul(_number((width + 2) * least(like.dtype)), wide, wide)
+    squares = wide.square_()
     if norms.dim() == 1:
         return squares.add_((width + 2) * least(like.dtype))
     return _added(squares).add_((width + 2 * norms.shape[1]) * least(like.dtype))
+
+
+@cache
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
 
 
 def _added(squares: Tensor) -> Tensor:

@@ -117,18 +117,26 @@ class Pooled(Rows):
     def measured(self) -> tuple[Tensor, Contribution]:
         """By the formula of :meth:`Rows._estimate`: sizes are sqrt(positions) |G| = positions |g| for positions that are all alike."""
         positions, runs, once = self.grads.shape[1], self.runs, row_squares(self.grads[:, 0])
-        times = torch.zeros_like(once).index_add_(0, runs.owners, runs.times.double().square_())
-        allowed = positions * 2 * (rounding.gamma(positions + 8, self.dtype) + self._factor())
-        grown = times.mul_(1 + rounding.gamma(rounding.BLOCK + 8, self.dtype)).sqrt_().add_(allowed).square_()
-        return grown.mul_(once)[None], self
+        times = np.bincount(runs.owners.numpy(), np.square(runs.times.numpy(), dtype=np.float64), len(once))
+        grown = np.sqrt(times * (1 + rounding.gamma(rounding.BLOCK + 8, self.dtype)))
+        grown += positions * 2 * (rounding.gamma(positions + 8, self.dtype) + self._factor())
+        return torch.from_numpy(np.square(grown, grown)).mul_(once)[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        sums = self._row_sums(weights)
+        total = zero_table(self.count, sums)
+        total.numpy()[self.runs.rows.numpy()] = sums.numpy()  # half the time of torch's index_copy_
+        return total
+
+    def sparse_sum(self, weights: Tensor) -> Tensor:
+        """:meth:`weighted_sum` as a sparse tensor: the rows in use, in order and once each."""
+        sums, size = self._row_sums(weights), (self.count, self.grads.shape[-1])
+        return torch.sparse_coo_tensor(self.runs.rows[None], sums, size, is_coalesced=True, check_invariants=False)
+
+    def _row_sums(self, weights: Tensor) -> Tensor:
         once, runs = scaled_wide(self.grads[:, 0], weights), self.runs
         times = runs.times.to(once.dtype)
-        sums = torch.nn.functional.embedding_bag(runs.owners, once, runs.begins, mode="sum", per_sample_weights=times)
-        total = zero_table(self.count, once)
-        total.numpy()[runs.rows.numpy()] = sums.numpy()  # half the time of torch's index_copy_
-        return total
+        return torch.nn.functional.embedding_bag(runs.owners, once, runs.begins, mode="sum", per_sample_weights=times)
 
     def cleaned(self, keep: Tensor) -> Pooled:
         return replace(self, grads=kept(self.grads[:, :1], keep).expand_as(self.grads))
@@ -151,7 +159,9 @@ def runs_of(index: Tensor) -> Runs:
     np.not_equal(owners[1:], owners[:-1], out=new_use[1:])
     starts = np.flatnonzero(new_use | new_row)
     begins = np.flatnonzero(new_row[starts])
-    times = np.diff(starts, append=flat.size)
+    times = np.empty_like(starts)
+    np.subtract(starts[1:], starts[:-1], out=times[:-1])
+    times[-1:] = flat.size - starts[-1:]
     return Runs(
         *(torch.from_numpy(a.astype(np.int64, copy=False)) for a in (rows[starts[begins]], begins, owners[starts], times))
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 from dpfy.core.random import Randomness
 from dpfy.noise.lattice import Lattice, lay_
 
-CHUNK, LARGE_CHUNK = 1 << 17, 1 << 19
+CHUNK, LARGE_CHUNK = 1 << 17, 5 << 17
 """Values made at a time, for few and for many: small enough for the cache, large enough that calls do not count (measured)."""
 
 TAIL = 2.0**-44
@@ -71,7 +71,7 @@ def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def add_(
-    sums: Mapping[str, Tensor],
+    sums: dict[str, Tensor],
     lattice: Lattice,
     randomness: Randomness,
     stream: str,
@@ -83,7 +83,7 @@ def add_(
     results are rounded to the types of these tensors and written there.
 
     All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made; the scale of
-    the noise is rounded up. Guarantees: those of :func:`dpfy.noise.lattice.lay_`.
+    the noise is rounded up. Sparse sums are replaced by dense ones. Guarantees: those of :func:`dpfy.noise.lattice.lay_`.
     """
     many = list(sums.values())
     if any(t.device.type != "cpu" for t in many):
@@ -97,11 +97,12 @@ def add_(
     total = sum([t.numel() for t in many])
     noise = (values for _, values in _pairs(total, dtype_of(sums), randomness.keystream(stream, step), lattice.noise))
     lay_(many, noise, lattice, divisor)
+    sums |= zip(list(sums), many, strict=True)
     put(into, many)
 
 
 def add_drawn_(
-    sums: Mapping[str, Tensor],
+    sums: dict[str, Tensor],
     noise: Mapping[str, Tensor],
     lattice: Lattice,
     divisor: float = 1.0,
@@ -110,6 +111,7 @@ def add_drawn_(
     """The same for noise at unit scale that is there already."""
     many = list(sums.values())
     lay_(many, _in_steps([noise[name] for name in sums], lattice), lattice, divisor)
+    sums |= zip(list(sums), many, strict=True)
     put(into, many)
 
 
@@ -144,7 +146,7 @@ def _pairs(
     count: int, dtype: torch.dtype, fill: Callable[[memoryview], None], scale: float | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """`count` values from a keystream as (start, values), a chunk at a time, in memory that the next chunk overwrites."""
-    size = LARGE_CHUNK if count >= 4 * LARGE_CHUNK else CHUNK
+    size = LARGE_CHUNK if count > CHUNK else CHUNK
     whole = Scratch.held(dtype, size)
     factor = None if scale is None else whole.squared(scale)
     for start in range(0, count, size):

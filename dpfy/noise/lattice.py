@@ -8,9 +8,10 @@ over a public divisor. docs/decisions.md has the proof and what is left.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from dpfy.core.errors import Unsupported
 
 FINENESS = 32
 """Steps in a standard deviation of a step's own noise: at least as many, and less than twice as many."""
+
+APART = 1 << 16
+"""Parts of so many coordinates are worked on where they lie, smaller ones are copied together: the calls cost less than the copies."""
 
 LOST = 2.0
 """By how much the mean of a randomly moved sum can be off: in units of the last digit of 1, in steps."""
@@ -66,32 +70,103 @@ def with_rounding(scale: float, bound: float, coordinates: int, dtype: torch.dty
     return scale * bound / (1 - share)
 
 
-def lay_(sums: Sequence[Tensor], noise: Iterable[Tensor], lattice: Lattice, divisor: float) -> None:
+def lay_(sums: list[Tensor], noise: Iterable[Tensor], lattice: Lattice, divisor: float) -> None:
     """Turn `sums` into released values, in place: (floor(sum + phase + noise) + 1/2) steps, over the divisor.
 
-    `noise` is that of all sums laid end to end, in steps, piece by piece; on a CPU pieces should fit into the cache.
+    `noise` is that of all sums laid end to end, in steps, piece by piece; on a CPU pieces should fit into the cache. A sparse sum, which
+    holds the rows of a table that are in use, gives its place in `sums` to a dense tensor.
 
     Guarantees: once a sum is moved, everything is a function of the exact value of moved sum + noise: the addition, which IEEE 754
-    rounds correctly, the floor, the product. At a given place the same k gives the same bits whatever the sum was.
+    rounds correctly, the floor, the product. At a given place the same k gives the same bits whatever the sum was, and whether it was
+    sparse or not.
     """
     if not sums:
         return
+    weight, inverse = lattice.step / divisor, 1 / lattice.step
+    half, phase = _constants(sums[0], weight / 2, lattice.phase)
+    tables = {place: _Table(t.coalesce(), phase, inverse) for place, t in enumerate(sums) if t.is_sparse}
+    for place, found in tables.items():
+        sums[place] = found.values
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums]
-    sizes, weight = [row.numel() for row in rows], lattice.step / divisor
-    real = np.float64 if rows[0].dtype is torch.float64 else np.float32
-    half, phase = torch.from_numpy(np.array([weight / 2, lattice.phase], real)).to(rows[0].device).unbind()
-    target, done = 0, 0
+    sizes, target, done = [row.numel() for row in rows], 0, 0
     for piece in noise:
+        first, start = target, done
         parts, lengths, target, done = pieces(rows, sizes, target, done, piece.numel())
-        values = parts[0] if len(parts) == 1 else torch.cat(parts)
-        torch.add(phase, values, alpha=1 / lattice.step, out=values)
-        values.add_(piece).floor_()
-        torch.add(half, values, alpha=weight, out=values)
-        if len(parts) > 1:
-            torch._foreach_copy_(parts, torch.split_with_sizes(values, lengths))
+        groups = _groups(parts, lengths, first, start, tables)
+        cuts = [piece] if len(groups) == 1 else piece.split_with_sizes([group.length for group in groups])
+        for (parts, _, table, begin), part in zip(groups, cuts, strict=True):
+            if table is not None:
+                torch.add(half, table.add_to_(part, begin).floor_(), alpha=weight, out=parts[0])
+                continue
+            values = parts[0] if len(parts) == 1 else torch.cat(parts)
+            torch.add(phase, values, alpha=inverse, out=values)
+            values.add_(part).floor_()
+            torch.add(half, values, alpha=weight, out=values)
+            if len(parts) > 1:
+                torch._foreach_copy_(parts, values.split_with_sizes([t.numel() for t in parts]))
     for t, row in zip(sums, rows, strict=True):
         if not t.is_contiguous():
             t.copy_(row.view(t.shape))
+
+
+def _constants(like: Tensor, *values: float) -> tuple[Tensor, ...]:
+    """Numbers as tensors of the type and device of `like`: a product and a sum of them are one pass then."""
+    made = torch.from_numpy(np.array(values, np.float64 if like.dtype is torch.float64 else np.float32))
+    return (made if like.device.type == "cpu" else made.to(like.device)).unbind()
+
+
+class _Table:
+    """The sum of a table of which some rows are in use, moved, and memory for its values: the other rows are never written out before."""
+
+    def __init__(self, sums: Tensor, phase: Tensor, inverse: float) -> None:
+        real = np.float64 if sums.dtype is torch.float64 else np.float32
+        self._rows, self._moved = sums.indices()[0].numpy(), torch.add(phase, sums.values(), alpha=inverse).numpy()
+        self._phase = phase
+        self.values = torch.from_numpy(np.empty(sums.shape, real))  # NumPy asks the system for large pages
+
+    def add_to_(self, noise: Tensor, begin: int) -> Tensor:
+        """Add the moved sum from coordinate `begin` on to `noise`, in place: a row that is not in use was moved by the phase alone."""
+        flat, width, end = noise.numpy(), max(self.values.shape[1], 1), begin + noise.numel()
+        first, last = begin // width, -(-end // width)
+        rows = slice(*np.searchsorted(self._rows, [first, last]))
+        used, moved = self._rows[rows], self._moved[rows]
+        whole, stop = -(-begin // width), end // width
+        cut = [k for k in {0, len(used) - 1} if used.size and not whole <= used[k] < stop]  # rows that begin or end outside
+        ends = [(max(used[k] * width, begin), min((used[k] + 1) * width, end), used[k] * width, moved[k]) for k in cut]
+        noisy = [flat[a - begin : b - begin] + row[a - at : b - at] for a, b, at, row in ends]
+        inside = flat[whole * width - begin : max(whole, stop) * width - begin].reshape(-1, width)
+        if cut:
+            between = (used >= whole) & (used < stop)
+            used, moved = used[between], moved[between]
+        kept = inside[used - whole]
+        kept += moved
+        noise.add_(self._phase)
+        inside[used - whole] = kept
+        for (a, b, _, _), values in zip(ends, noisy, strict=True):
+            flat[a - begin : b - begin] = values
+        return noise
+
+
+class _Group(NamedTuple):
+    """Parts of sums that follow each other and are worked on together, and their length; a part of a table, and where it begins."""
+
+    parts: list[Tensor]
+    length: int
+    table: _Table | None = None
+    begin: int = 0
+
+
+def _groups(parts: list[Tensor], lengths: list[int], first: int, begin: int, tables: Mapping[int, _Table]) -> list[_Group]:
+    """Parts that follow each other, from `begin` in row `first` on, large ones and those of tables by themselves."""
+    groups: list[_Group] = []
+    for place, (part, length) in enumerate(zip(parts, lengths, strict=True), first):
+        table = tables.get(place)
+        if groups and max(length, groups[-1].length) < APART and table is None and groups[-1].table is None:
+            groups[-1] = _Group([*groups[-1].parts, part], groups[-1].length + length)
+        else:
+            groups.append(_Group([part], length, table, begin))
+        begin = 0
+    return groups
 
 
 def pieces(

@@ -32,9 +32,10 @@ class NoiseStream:
     carries (a little more, for the rounding of sums), so there is one owner of the clip norm. The noise of step s is a function of
     (secret, name, s) alone. The noisy sum is divided by `divisor`, which is public, while it is at hand. With `in_place` the released
     value takes the memory of the sum, which must not be used afterwards, not even where the value went elsewhere; otherwise the sum
-    is left as it is. `shards` is the number of streams that share one contribution's coordinates (:mod:`dpfy.noise.shard`). `event`
-    is all that the stream does in a whole run, which the permit must have been given for; by default one Gaussian release. With
-    `exact` every released value is where real numbers would put it (:mod:`dpfy.noise.exact`).
+    is left as it is. Sparse sums, of a table of which few rows are in use, are released dense: every row gets noise. `shards` is the
+    number of streams that share one contribution's coordinates (:mod:`dpfy.noise.shard`). `event` is all that the stream does in a
+    whole run, which the permit must have been given for; by default one Gaussian release. With `exact` every released value is where
+    real numbers would put it (:mod:`dpfy.noise.exact`).
     """
 
     strategy: Strategy
@@ -92,6 +93,8 @@ class NoiseStream:
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         dtype = gaussian.dtype_of(total.value)
         noisy = {n: v if self.in_place and v.dtype is dtype else v.to(dtype, copy=True) for n, v in total.value.items()}
+        if self.exact or self.scale == 0:
+            noisy = {n: v.to_dense() if v.is_sparse else v for n, v in noisy.items()}
         ends = None if into is None else _ends(into, noisy)
         if self.scale == 0:
             gaussian.divide_(list(noisy.values()), self.divisor, ends)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import torch
@@ -25,7 +25,7 @@ def checksum(tensors: Iterable[Tensor], part: int | None = None) -> Tensor:
     """
     together: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     sums: list[Tensor] = []
-    for t in tensors:
+    for t in _plain(tensors):
         if t.numel() < LARGE:
             together.setdefault((t.dtype, t.device), []).append(t)
         else:
@@ -41,6 +41,12 @@ def checksum(tensors: Iterable[Tensor], part: int | None = None) -> Tensor:
     if not sums:
         return torch.zeros((), dtype=torch.int64)
     return sums[0] if len(sums) == 1 else torch.stack([part.to(sums[0].device) for part in sums]).sum()
+
+
+def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Of sparse tensors what they hold and where."""
+    for t in tensors:
+        yield from (t.indices(), t.values()) if t.is_sparse else (t,)
 
 
 def _words(flat: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ class LogicalBatch:
 
     def add(self, part: Grads, keep: bool = True) -> None:
         """Add the sum over the physical batch that is out. Without `keep` its tensors will be overwritten."""
+        if self.left > 1 or self.total:
+            part = {name: value.to_dense() if value.is_sparse else value for name, value in part.items()}
         if self.total:
             torch._foreach_add_([self.total[name] for name in part], list(part.values()))
         else:

@@ -79,6 +79,7 @@ class PrivateTraining:
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
         check_records(plan.recipe, train.rows_each if isinstance(train, Records) else 1, rows_of(train))
         self.engine, self.engine_reason = choose(model, self.runtime.engine)
+        self.engine.sparse = True
         self._factors = self.rule.factors(plan.recipe.steps)
         self._train = train
         self._state = TrainState(0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {})

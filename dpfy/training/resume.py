@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.noise import chacha
+from dpfy.noise import chacha, gaussian
 from dpfy.training import checkpoint, computation, guard, metrics
 from dpfy.training.admission import check_optimizer
 from dpfy.training.checkpoint import Snapshot
@@ -99,7 +99,7 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
         "projection": randomness.tag("projection", computation.of_function(rule.project).encode()),
         "torch": f"{torch.__version__} {torch.get_num_threads()} threads",
         "vector code": f"numpy {np.__version__} {torch.backends.cpu.get_cpu_capability()}",
-        "noise": _noise_maker(training.device),
+        "noise": _noise_maker(training.device, sum(p.numel() for p in model.parameters() if p.requires_grad)),
     }
 
 
@@ -108,6 +108,8 @@ def _hyperparameters(training: PrivateTraining) -> list[dict[str, Any]]:
     return [{k: (next(rates) if k == "lr" else v) for k, v in g.items() if k not in ("params", "initial_lr")} for g in groups]
 
 
-def _noise_maker(device: torch.device) -> str:
+def _noise_maker(device: torch.device, values: int) -> str:
     """What turns keys into noise: another one would give other noise to a step that is made again."""
-    return "keystream 3" if device.type == "cpu" else "kernel 3" if chacha.triton is not None else "generator 2"
+    if device.type == "cpu":
+        return "keystream 4" if values >= gaussian.CHUNK else "keystream 3"  # fewer values are made as they were
+    return "kernel 3" if chacha.triton is not None else "generator 2"

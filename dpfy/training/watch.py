@@ -125,6 +125,7 @@ class Watch:
         self._recorder: Recorder | None = None
         self._probe: LossProbe | None = None
         self._batch: tuple[Tensor, ...] = ()
+        self._others: list[Tensor] = []
         work = self.batch * self.records.rows_each * sum(p.numel() for p in trainable(self.model).values())
         self._parts = PARTS if work >= SHORT else FEW_PARTS
         self._restore()
@@ -208,7 +209,7 @@ class Watch:
         if self._probe is not None:
             self._probe.close()
         self._recorder = self._probe = None
-        self._batch = ()
+        self._batch, self._others = (), []
 
     def require_sound(self) -> None:
         """Raise the refusal again, if there was one."""
@@ -254,8 +255,8 @@ class Watch:
             check_apart(program, seen, losses, [self._replacement(losses, rows, self._step % 3)], {})
             return
         changes = [self._replacement(losses, rows, way) for way in range(3)]
-        check_apart(program, seen, losses, changes, {})
-        check_sum(program, seen, changes[0])
+        plain = check_apart(program, seen, losses, changes, {})
+        check_sum(program, seen, changes[0], plain)
         far = Replacement(self._batch, self._other_records(~rows, 1.0 if codes(program) else FAR), ~rows)
         check_apart(program, seen, losses, [far], moved_parameters(program, params, self._step))
 
@@ -309,19 +310,31 @@ class Watch:
 
         Real numbers are multiplied by `far`, so that what depends on the batch by a threshold shows it.
         """
-        rng = self.randomness.generator("replacements", self._step)
+        if not self._others:
+            rng = self.randomness.generator("replacements", self._step)
+            self._others = [self._others_of(*pair, rng) for pair in zip(self._batch, self.records.tensors, strict=True)]
         found = []
-        for mine, all_of_them in zip(self._batch, self.records.tensors, strict=True):
-            indices = torch.from_numpy(rng.integers(0, len(all_of_them), (CANDIDATES, len(mine)))).to(all_of_them.device)
-            new = mine.clone()
-            for candidate in indices[: CANDIDATES if len(self.records) > 1 else 1]:
-                same = (new == mine).flatten(1).all(1) if new.dim() > 1 else new == mine
-                wanted = torch.nonzero(same & rows).flatten()
-                if not len(wanted):
-                    break
-                new[wanted] = all_of_them[candidate[wanted.to(candidate.device)]].to(new)
-            found.append(torch.where(rows.view(-1, *[1] * (new.dim() - 1)), new * far, new) if new.is_floating_point() else new)
+        for mine, new in zip(self._batch, self._others, strict=True):
+            moved = new * far if far != 1 and new.is_floating_point() else new
+            found.append(torch.where(rows.view(-1, *[1] * (new.dim() - 1)), moved, mine))
         return found
+
+    def _others_of(self, mine: Tensor, all_of_them: Tensor, rng: np.random.Generator) -> Tensor:
+        """For each row of a field the first of some records that differs from it; where none does, the last."""
+        many = CANDIDATES if len(self.records) > 1 else 1
+        drawn = torch.from_numpy(rng.integers(0, len(all_of_them), (CANDIDATES, len(mine)))).to(all_of_them.device)[:many]
+        if mine.dim() == 1:
+            candidates = all_of_them[drawn].to(mine)
+            differs = candidates != mine
+            differs[-1] = True
+            return candidates.gather(0, differs.byte().argmax(0)[None])[0]
+        new = all_of_them[drawn[0]].to(mine)
+        for candidate in range(1, many):
+            same = torch.nonzero((new == mine).flatten(1).all(1)).flatten()
+            if not len(same):
+                break
+            new[same] = all_of_them[drawn[candidate, same.to(drawn.device)]].to(new)
+        return new
 
     def _store(self, refusal: str | None) -> None:
         content = {"fingerprint": self.fingerprint, "refusal": refusal, "checks": asdict(self.checks), "parts": self._parts}

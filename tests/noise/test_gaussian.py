@@ -90,7 +90,7 @@ def test_both_sources_of_functions_agree(monkeypatch):
 def test_adding_is_drawing(dtype, divisor):
     """Over chunk boundaries, odd sizes, empty and non-contiguous tensors."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {"a": (7,), "none": (0, 3), "b": (gaussian.CHUNK + 5,), "c": (31, 17), "scalar": (), "d": (2 * gaussian.CHUNK,)}
+    shapes = {"a": (7,), "none": (0, 3), "b": (gaussian.CHUNK + 5,), "c": (31, 17), "scalar": (), "d": (gaussian.LARGE_CHUNK,)}
     sums = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()}
     sums["c"] = sums["c"].t().contiguous().t()
     unit = gaussian.draw(sums, RANDOMNESS, "noise", 4)
@@ -171,8 +171,8 @@ def test_values_are_independent_normal(dtype):
     assert abs((values**2).mean() - 1) * math.sqrt(n / 2) < 5.5
     assert abs((values**4).mean() - 3) * math.sqrt(n / 96) < 5.5
     assert abs((values**3).mean()) * math.sqrt(n / 15) < 5.5
-    half = gaussian.CHUNK // 2
-    whole = values[: n // gaussian.CHUNK * gaussian.CHUNK].reshape(-1, 2, half)
+    size = gaussian.LARGE_CHUNK
+    whole = values[: n // size * size].reshape(-1, 2, size // 2)
     for a, b in [(whole[:, 0], whole[:, 1]), (values[:-1], values[1:])]:
         assert abs(np.mean(a * b)) * math.sqrt(a.size) < 5.5
         assert abs(np.mean((a**2 - 1) * (b**2 - 1))) * math.sqrt(a.size) / 2 < 5.5
