@@ -8,7 +8,7 @@ from typing import Any
 
 from dpfy.accounting import calibrate as search
 from dpfy.accounting import table
-from dpfy.accounting.patterns import Training
+from dpfy.accounting.patterns import Reports, Training
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Composed, Event
@@ -16,7 +16,7 @@ from dpfy.core.unit import Adjacency
 
 
 def account(
-    plan: Sequence[Training],
+    plan: Sequence[Training | Reports],
     delta: float,
     *,
     accountant: str = table.DEFAULT,
@@ -41,12 +41,9 @@ def account(
         answer["epsilon_lower"] = lower
     if len(plan) == 1:
         only = plan[0]
-        answer |= {
-            "noise_multiplier": only.noise_multiplier,
-            "sampling_rate": only.sampling_rate,
-            "steps": only.steps,
-            "sampling": only.sampling,
-        }
+        told = {"sampling_rate": only.sampling_rate, "steps": only.steps, "sampling": only.sampling}
+        noise = {"local_epsilon": only.epsilon0} if isinstance(only, Reports) else {"noise_multiplier": only.noise_multiplier}
+        answer |= noise | told
     else:
         answer["phases"] = len(plan)
     answer["assumptions"] = list(dict.fromkeys(line for claim in claims for line in claim.assumptions))

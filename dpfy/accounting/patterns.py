@@ -16,7 +16,15 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
 from dpfy.core.unit import Adjacency
 
-PATTERNS = ("poisson", "truncated-poisson", "without-replacement", "with-replacement", "shuffled", "fixed-order")
+ORDERS = {
+    "shuffled": "a random order",
+    "buffer-shuffled": "an order shuffled in a buffer, which shows roughly when a unit comes",
+    "fixed-order": "a fixed order",
+}
+"""Orders in which every unit takes part once a pass: where one noise serves a batch, none is amplified."""
+PATTERNS = ("poisson", "truncated-poisson", "without-replacement", "with-replacement", *ORDERS)
+LOCAL = ("shuffled", "check-ins", "buffer-shuffled", "fixed-order")
+"""What may be done with reports that are private one by one."""
 
 
 def poisson(noise_multiplier: float, sampling_rate: float, steps: int) -> Event:
@@ -62,7 +70,7 @@ class Training:
         """The event of the whole training and its assumptions."""
         if self.noise_multiplier == 0:
             return Claim(ev.NotPrivate() if self.steps and self.sampling_rate else ev.Nothing(), ("no noise is added",))
-        if self.sampling in ("shuffled", "fixed-order"):
+        if self.sampling in ORDERS:
             return self._passes()
         if self.sampling == "poisson":
             return Claim(poisson(self.noise_multiplier, self.sampling_rate, self.steps), self._assumptions())
@@ -88,7 +96,7 @@ class Training:
         passes = math.ceil(
             self.steps * self.sampling_rate * (1 - 1e-12)
         )  # 30 steps at rate 0.1 are 3 passes, whatever rounding says
-        how = "a random order" if self.sampling == "shuffled" else "a fixed order"
+        how = ORDERS[self.sampling]
         return Claim(
             ev.Repeated(ev.Gaussian(self.noise_multiplier), passes),
             (
@@ -104,6 +112,42 @@ class Training:
             "without-replacement": ("every batch is a fresh uniform subset of exactly batch-size units",),
             "with-replacement": ("every batch is batch-size independent uniform draws",),
         }[self.sampling]
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Rounds of reports, each made `epsilon0`-private where it is: one from each of `records` units, or from `slots` slots."""
+
+    epsilon0: float
+    sampling: str = "shuffled"
+    records: int = 0
+    slots: int = 0
+    sampling_rate: float = 1.0
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        check.one_of("sampling", self.sampling, LOCAL)
+        check.positive("local_epsilon", self.epsilon0)
+        check.integer("records", self.records, least=0, most=check.RECORDS)
+        check.integer("slots", self.slots, least=0, most=check.RECORDS)
+        check.sampling_rate("sampling_rate", self.sampling_rate)
+        check.integer("steps", self.steps, least=0, most=check.STEPS)
+
+    def claim(self) -> Claim:
+        """The event of all rounds and its assumptions. Only what no one sees the origin of is amplified."""
+        own = f"every report is {self.epsilon0:g}-differentially private by itself"
+        size = self.slots if self.sampling == "check-ins" else self.records
+        name = "slots" if self.sampling == "check-ins" else "records"
+        if self.sampling in ("shuffled", "check-ins") and not size:
+            raise InvalidInput(name, size, f"is needed for {self.sampling} reports")
+        if self.sampling == "shuffled":
+            told = "one report a unit and round, all of them shuffled, each round anew, by somebody who tells nothing else"
+            return Claim(ev.Repeated(ev.Shuffled(self.epsilon0, self.records), self.steps), (own, told))
+        if self.sampling == "check-ins":
+            told = "a unit takes part with the sampling rate, in a slot chosen uniformly and in secret, each round anew"
+            return Claim(ev.Repeated(ev.RandomCheckIns(self.epsilon0, self.slots, self.sampling_rate), self.steps), (own, told))
+        none = f"no amplification is claimed: reports come in {ORDERS[self.sampling]}"
+        return Claim(ev.Repeated(ev.EpsilonDelta(self.epsilon0), self.steps), (own, none))
 
 
 @dataclass(frozen=True)

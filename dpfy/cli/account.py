@@ -12,7 +12,8 @@ from dpfy.cli.answer import tell
 ACCOUNTANT = typer.Option(help="How epsilon is computed: tight (default), rdp, pld, zcdp, gdp, advanced, basic.")
 ADJACENCY = typer.Option(help="Which change is hidden: add-or-remove-one, replace-one, zero-out.")
 SAMPLING = typer.Option(
-    help="How batches are formed: poisson, truncated-poisson, without-replacement, with-replacement, shuffled, fixed-order."
+    help="How batches are formed: poisson, truncated-poisson, without-replacement, with-replacement, shuffled, buffer-shuffled, "
+    "fixed-order."
 )
 
 
@@ -24,6 +25,11 @@ def account(
     sampling: Annotated[str, SAMPLING] = "poisson",
     records: Annotated[int, typer.Option(help="Number of units (fixed-size sampling).")] = 0,
     batch_size: Annotated[int, typer.Option(help="Units in a batch (fixed-size sampling).")] = 0,
+    local_epsilon: Annotated[
+        float,
+        typer.Option(help="Reports private one by one, instead of noise: --sampling shuffled (with --records) or check-ins."),
+    ] = 0.0,
+    slots: Annotated[int, typer.Option(help="Slots to check into (check-ins).")] = 0,
     phases: Annotated[
         Path | None, typer.Option(help=r"TOML file with \[\[phase]] tables: a schedule, or tuning and training.")
     ] = None,
@@ -37,15 +43,21 @@ def account(
     Example: dpfy account --noise-multiplier 1.0 --sampling-rate 0.005 --steps 200 --delta 1e-6
     """
     from dpfy.accounting.answers import account as answer
-    from dpfy.accounting.patterns import Training
+    from dpfy.accounting.patterns import Reports, Training
     from dpfy.accounting.phases import read
     from dpfy.core.errors import InvalidInput
 
-    if phases is None and noise_multiplier < 0:
-        raise InvalidInput("--noise-multiplier", None, "is needed unless --phases names a file")
-    plan = (
-        read(phases) if phases is not None else [Training(noise_multiplier, sampling_rate, steps, sampling, records, batch_size)]
-    )
+    if local_epsilon and (phases is not None or noise_multiplier >= 0):
+        raise InvalidInput("--local-epsilon", local_epsilon, "goes without --noise-multiplier and --phases")
+    if phases is None and noise_multiplier < 0 and not local_epsilon:
+        raise InvalidInput("--noise-multiplier", None, "is needed unless --phases names a file or --local-epsilon is given")
+    plan: list[Training | Reports]
+    if local_epsilon:
+        plan = [Reports(local_epsilon, sampling, records, slots, sampling_rate, steps)]
+    elif phases is not None:
+        plan = [*read(phases)]
+    else:
+        plan = [Training(noise_multiplier, sampling_rate, steps, sampling, records, batch_size)]
     result = answer(plan, delta, accountant=accountant, adjacency=adjacency, meaning=meaning)
     lower = f" (at least {result['epsilon_lower']:.6g})" if result.get("epsilon_lower") is not None else ""
     first = (

@@ -7,6 +7,7 @@ and composition are written once, here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -419,6 +420,15 @@ def inside(event: object) -> tuple[Event, ...]:
     if isinstance(event, Parallel):
         return tuple(part for _, part in event.parts)
     return (event.event,) if hasattr(event, "event") else ()
+
+
+def on_part(part: str, parts: Sequence[str], event: Event) -> Parallel:
+    """`event` on the records of one named part of the data; nothing is released from the other `parts`.
+
+    Releases on parts of the same names add up part by part: two on different parts cost what the costlier one does.
+    """
+    check.one_of("part", part, tuple(parts))
+    return Parallel(tuple((name, event if name == part else Nothing()) for name in parts))
 
 
 def flatten(event: Event) -> list[tuple[Event, int]]:

@@ -367,6 +367,7 @@ STATED = [
     ev.RenyiCurve((2.0,), (0.1,)),
     ev.RandomizedResponse(0.5),
     ev.SampledWithoutReplacement(100, 10, ev.Gaussian(2.0)),
+    ev.Shuffled(0.5, 100),
 ]
 
 
