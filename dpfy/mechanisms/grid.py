@@ -1,8 +1,8 @@
 """Sums on a public grid: contributions are rounded to whole multiples of a power of two and added as integers.
 
 Integers add up to the same whatever the order, and the noise is a whole number of steps too, so that no bit of the result tells more
-than its value (Mironov 2012; Casacuberta et al. 2022; Haney et al. 2022). A sum, or a sum with noise, that leaves the range of 64 bits
-wraps around: that is a function of the exact result, so that it costs accuracy and never privacy, and raises nothing.
+than its value (Mironov 2012; Casacuberta et al. 2022; Haney et al. 2022). What leaves the range of 62 bits counts as its end: that moves
+two sums no farther apart, so that it costs accuracy and never privacy, and raises nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ FINENESS = 24
 FARTHEST = 900
 """The largest and the least exponent of a step, up to its sign."""
 ROOM = 62
-"""Bits of a sum."""
+MOST = 1 << ROOM
+"""The end of the range of a sum."""
 BLOCK = 1 << 20
 """Values that are rounded at a time."""
 
@@ -71,8 +72,8 @@ class Grid:
         return found if found.ndim else float(found)
 
     def most_units(self, bound: Bound) -> int:
-        """How many units of this bound can be added before a sum may wrap around."""
-        return int((1 << ROOM) // max(self.steps(bound.finite("linf", "a sum")), Fraction(1)))
+        """How many units of this bound can be added before a sum may reach the end of its range."""
+        return int(MOST // max(self.steps(bound.finite("linf", "a sum")), Fraction(1)))
 
     def sum(self, rows: Any, bound: Bound, unit: Unit = EXAMPLE) -> Bounded[Laid]:
         """The sum of `rows`, what one unit adds in each: clipped to `bound`, rounded, added as integers.
@@ -87,9 +88,15 @@ class Grid:
             )
         shape, size = table.shape[1:], math.prod(table.shape[1:])
         limits = self._limits(bound, size)
-        table, total = table.reshape(len(table), size), np.zeros(size, np.int64)
-        for start in range(0, len(table), rows_each := max(1, BLOCK // max(1, size))):
-            total += self._rounded(table[start : start + rows_each], limits).sum(axis=0, dtype=np.int64)
+        table, width = table.reshape(len(table), size), max(1, BLOCK // max(1, size))
+        parts = (self._rounded(table[start : start + width], limits) for start in range(0, len(table), width))
+        total = np.zeros(size, np.int64)
+        if len(table) <= self.most_units(bound):
+            for part in parts:
+                total += part.sum(axis=0)
+        else:  # beyond 64 bits
+            exact = sum((_wide_sum(part) for part in parts), np.zeros(size, dtype=object))
+            total = np.clip(exact, -MOST, MOST).astype(np.int64)
         return Bounded(Laid(self, total.reshape(shape)), self._grown(limits, size), unit)
 
     def lay(self, total: Bounded[Any]) -> Bounded[Laid]:
@@ -98,22 +105,22 @@ class Grid:
         Guarantees: two values that differ by at most the bound lie, rounded, within the returned bound: one step more in each coordinate,
         or none for whole numbers on a grid that holds them. What is not finite, which no bounded value can be, counts as zero.
         """
-        value = np.asarray(total.value)
-        if value.dtype.kind in "biu" and -ROOM < self.exponent <= 0:
-            return Bounded(Laid(self, np.asarray(value.astype(np.int64) << -self.exponent)), total.bound, total.unit)
+        value = np.asarray(max(-MOST, min(MOST, total.value)) if isinstance(total.value, int) else total.value)
+        if value.dtype.kind in "biu" and -ROOM <= self.exponent <= 0:
+            counts = _within(value, MOST >> -self.exponent) << -self.exponent
+            return Bounded(Laid(self, np.asarray(counts)), total.bound, total.unit)
         if value.dtype.kind not in "biuf":
             raise InvalidInput("value", str(value.dtype), "must be a number or an array of numbers")
-        most = math.ldexp(1.0, ROOM)
         with np.errstate(all="ignore"):
-            counts = np.nan_to_num(np.ldexp(value.astype(np.float64), -self.exponent), posinf=most, neginf=-most)
-            counts = np.clip(counts, -most, most)
+            counts = np.nan_to_num(np.ldexp(value.astype(np.float64), -self.exponent), posinf=MOST, neginf=-MOST)
+            counts = np.clip(counts, -MOST, MOST)
         step, size = float(self.step), value.size
         grown = [total.bound.l2 + math.sqrt(size) * step, total.bound.l1 + size * step, total.bound.linf + step]
         return Bounded(Laid(self, np.rint(counts).astype(np.int64)), Bound(*(up(b) for b in grown)), total.unit)
 
     def _limits(self, bound: Bound, size: int) -> Bound:
         """The bound in steps, if integers have room for it."""
-        if self.steps(bound.finite("linf", "a sum on a grid")) >= 1 << ROOM:
+        if self.steps(bound.finite("linf", "a sum on a grid")) >= MOST:
             raise Unsupported(f"contributions of {bound.linf:.3g} on a grid of {float(self.step):.3g}", "add more noise, or clip")
         l2, l1, linf = (math.ldexp(b, -self.exponent) if math.isfinite(b) else b for b in (bound.l2, bound.l1, bound.linf))
         return Bound(linf, linf, linf) if size <= 1 else Bound(l2, l1, linf)
@@ -142,6 +149,19 @@ class Grid:
     def _length(self, steps: float) -> float:
         """So many steps, or infinitely many, as a length, rounded up."""
         return up(math.ldexp(steps, self.exponent)) if steps < math.inf else steps
+
+
+def _wide_sum(rows: NDArray[np.int64]) -> NDArray[Any]:
+    """The sums of the columns, as Python's own integers."""
+    high, low = (part.sum(axis=0).astype(object) for part in (rows >> 31, rows & (1 << 31) - 1))
+    return np.asarray(high * (1 << 31) + low)
+
+
+def _within(value: NDArray[Any], most: int) -> NDArray[np.int64]:
+    """Whole numbers of any type, those beyond `most` counted as that."""
+    if value.dtype.kind == "u":
+        return np.minimum(value, np.uint64(most)).astype(np.int64)
+    return np.clip(value.astype(np.int64), -most, most)
 
 
 def up(value: float) -> float:

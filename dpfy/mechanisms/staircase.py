@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from dpfy.core import events
 from dpfy.core.book import Permit
 from dpfy.core.errors import Unsupported
@@ -46,9 +44,8 @@ class Staircase(Stated):
             )
         bits = self._source(permit, randomness, step)
         width = max(1, math.floor(laid.value.grid.steps(laid.bound.finite("linf", "staircase noise"))) * self.moves)
-        noise = draw(Fraction(self.epsilon), width, edge(self.epsilon, width), bits)
-        found = (int(laid.value.counts.reshape(())) + noise + (1 << 63)) % (1 << 64) - (1 << 63)
-        return Private(laid.value.grid.values(np.asarray(found, np.int64)))
+        noisy = int(laid.value.counts.reshape(())) + draw(Fraction(self.epsilon), width, edge(self.epsilon, width), bits)
+        return Private(math.ldexp(noisy, laid.value.grid.exponent))
 
 
 def edge(epsilon: float, width: int) -> int:

@@ -59,11 +59,18 @@ def test_sums_are_near_the_truth():
     assert grid.values(grid.sum(rows, Bound.scalar(1.0)).value.counts) == pytest.approx(math.fsum(rows), abs=1e-3)
 
 
-def test_a_sum_that_overflows_wraps_and_raises_nothing():
-    grid = Grid(-61)
-    assert grid.most_units(Bound.scalar(1.0)) == 2
-    found = grid.sum(np.ones(5), Bound.scalar(1.0)).value.counts
-    assert int(found) == (5 << 61) - (1 << 64)
+@pytest.mark.filterwarnings("error")
+def test_a_sum_beyond_its_range_counts_as_its_end_and_raises_nothing():
+    grid, one = Grid(-61), Bound.scalar(1.0)
+    assert grid.most_units(one) == 2
+    for units, found in ((1, 1 << 61), (2, 1 << 62), (5, 1 << 62), (1000, 1 << 62)):
+        assert grid.sum(np.ones(units), one).value.counts == found
+        assert grid.sum(-np.ones(units), one).value.counts == -found
+    assert grid.sum([1.0, 1.0, 1.0, -1.0, -1.0, -0.5], one).value.counts == 1 << 60
+    rows = np.random.default_rng(0).uniform(-1, 1, (1000, 3))
+    exact = [sum(int(c) for c in np.rint(np.ldexp(column, 61))) for column in rows.T]
+    found = grid.sum(rows, Bound(linf=1.0)).value.counts
+    assert found.tolist() == [max(-(1 << 62), min(1 << 62, c)) for c in exact]
 
 
 def test_what_was_summed_elsewhere_is_charged():
@@ -78,7 +85,9 @@ def test_what_was_summed_elsewhere_is_charged():
     assert whole.bound == Bound(1.0)
     assert grid.lay(Bounded(math.nan, Bound.scalar(1.0))).value.counts == 0
     assert grid.lay(Bounded(math.inf, Bound.scalar(1.0))).value.counts == 1 << 62
-    assert grid.lay(Bounded(10**18, Bound.scalar(1.0))).value.counts == (10**18 * 16 + (1 << 63)) % (1 << 64) - (1 << 63)
+    for value in (10**18, -(10**18), np.uint64(2**64 - 1), -(2**63)):
+        assert abs(int(grid.lay(Bounded(value, Bound.scalar(1.0))).value.counts)) == 1 << 62
+    assert grid.lay(Bounded(10**17, Bound.scalar(1.0))).value.counts == 16 * 10**17
 
 
 @pytest.mark.parametrize(
