@@ -65,8 +65,12 @@ class Additive(ABC):
         """The parameter of the integer noise for a norm of `most` steps."""
 
     @abstractmethod
-    def _noise(self, count: int, parameter: int, bits: Bits) -> NDArray[np.int64]:
-        """Integer noise."""
+    def draw(self, count: int, parameter: int, bits: Bits) -> NDArray[np.int64]:
+        """Integer noise of this parameter."""
+
+    def parameter(self, grid: Grid, bound: Bound) -> int:
+        """The parameter of the noise that is drawn, in steps of the grid."""
+        return self._whole(grid.steps(bound.finite(self.norm, f"{type(self).__name__} noise")))
 
     def scale(self, bound: Bound) -> float:
         """The parameter of the noise in the units of the data; a little below what is drawn."""
@@ -87,9 +91,9 @@ class Additive(ABC):
         if not isinstance(total.value, Laid):
             total = self.grid(total.bound, max(1, np.size(total.value))).lay(total)
         grid, counts = total.value.grid, total.value.counts
-        parameter = self._whole(grid.steps(total.bound.finite(self.norm, f"{type(self).__name__} noise")))
+        parameter = self.parameter(grid, total.bound)
         bits = source(self.event, permit, randomness, step)
-        noise = self._noise(counts.size, parameter, bits).reshape(counts.shape)
+        noise = self.draw(counts.size, parameter, bits).reshape(counts.shape)
         return Private(grid.values(np.asarray(counts + noise)))
 
 
@@ -111,7 +115,7 @@ class Laplace(Additive):
     def _whole(self, most: Fraction) -> int:
         return math.ceil(Fraction(self.noise_multiplier) * (math.floor(most) + TAIL))
 
-    def _noise(self, count: int, parameter: int, bits: Bits) -> NDArray[np.int64]:
+    def draw(self, count: int, parameter: int, bits: Bits) -> NDArray[np.int64]:
         return integers.laplace(count, parameter, bits)
 
 
@@ -137,5 +141,5 @@ class Gaussian(Additive):
     def _whole(self, most: Fraction) -> int:
         return math.isqrt(math.ceil((Fraction(self.noise_multiplier) * most) ** 2) + ROUNDING) + 1
 
-    def _noise(self, count: int, parameter: int, bits: Bits) -> NDArray[np.int64]:
+    def draw(self, count: int, parameter: int, bits: Bits) -> NDArray[np.int64]:
         return integers.gaussian(count, parameter, bits)
