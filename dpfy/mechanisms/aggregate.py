@@ -23,10 +23,10 @@ from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.choice import Exponential
 from dpfy.mechanisms.exact import uniform
 from dpfy.mechanisms.grid import Grid
 from dpfy.mechanisms.mechanism import Stated
-from dpfy.mechanisms.selection import Exponential
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SampleAndAggregate(Stated):
         """
         table = np.asarray(rows)
         bits = self._source(permit, randomness, step)
-        places = uniform(self.blocks, len(table), bits)
+        places = uniform(len(table), self.blocks, bits)
         results = [self._result(function, table[places == block]) for block in range(self.blocks)]
         return Private(self._aggregate(np.array(results), bits))
 

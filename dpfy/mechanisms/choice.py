@@ -32,10 +32,10 @@ from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.exact import Exponents, below, choose, permute_and_flip
+from dpfy.mechanisms.exact import below
 from dpfy.mechanisms.grid import MOST, Grid, Laid
 from dpfy.mechanisms.mechanism import Stated
-from dpfy.mechanisms.reals import Uniform
+from dpfy.mechanisms.selection import Weights, choose, permute_and_flip
 
 FINE = 16
 """Bits between the bound of a score and a step of the grid for scores that are not whole numbers."""
@@ -164,7 +164,7 @@ def refuse_monotone(mechanism: Any) -> None:
 
 def choose_sized(numerators: Any, sizes: list[int], bits: Bits, denominator: int) -> tuple[int, int]:
     """(i, j) with probability proportional to exp(-numerators[i] / denominator), j below sizes[i]: exactly."""
-    weights = Exponents(numerators, denominator)
+    weights = Weights(numerators, denominator)
     halvings = weights.halvings.tolist()
     most = max(halvings)
     parts = [size << (most - by) for size, by in zip(sizes, halvings, strict=True)]
@@ -172,5 +172,5 @@ def choose_sized(numerators: Any, sizes: list[int], bits: Bits, denominator: int
     while True:
         place = below(int(ends[-1]), bits)
         i = int(np.searchsorted(ends, place, side="right"))
-        if weights.accepts(i, Uniform(bits)):
+        if weights.accepts(i, bits):
             return i, (place - int(ends[i]) + parts[i]) >> (most - halvings[i])

@@ -1,10 +1,10 @@
 """Histograms whose keys come from the data: noisy counts, and only those that reach a threshold (Korolova et al. 2009; Bun et al. 2019).
 
-Let neighbours differ in one unit. For the keys that both have, the counts with noise are one release of a sum. A key that only one of them has
-is counted by that unit alone, at most `most` times, and shows itself with probability p = P(most + noise >= threshold). The unit has
-at most `keys` of these, so that all of them together differ by a total variation of at most keys * p, which is delta. The release is both
-together: composition of the noise's event and of (0, delta). Replacing a unit: each side has such keys, all of them are silent with the same
-probability, so that the total variation is the same.
+Let neighbours differ in one unit. For the keys that both have, the counts with noise are one release of a sum. A key that only one of
+them has is counted by that unit alone, at most `most` times, and shows itself with probability p = P(most + noise >= threshold). The
+unit has at most `keys` of these, so that all of them together differ by a total variation of at most keys * p, which is delta. The
+release is both together: composition of the noise's event and of (0, delta). Replacing a unit: each side has such keys, and what both may
+say is that all are silent, with a probability of at least 1 - delta: the total variation is the same.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class StabilityHistogram:
             return as_float(min(Fraction(1), self.keys * one))
         grid = self.noise.grid(self.bound)
         parameter = self.noise.parameter(grid, self.bound)
-        return min(1.0, self.keys * gaussian_tail(float((grid.steps(self.threshold - self.most) - 1) / parameter)) * (1 + 2.0**-50))
+        return min(
+            1.0, self.keys * gaussian_tail(float((grid.steps(self.threshold - self.most) - 1) / parameter)) * (1 + 2.0**-50)
+        )
 
     @property
     def event(self) -> events.Event:
@@ -83,13 +85,15 @@ class StabilityHistogram:
     ) -> Private[dict[Hashable, float]]:
         """Keys with their noisy counts, sorted by the text of the keys.
 
-        Guarantees: a key that no unit has is never released, and one that is listed with a count of 0 counts as absent. Neither the order of keys nor
-        an error tells anything of the data. Bounds beyond those that are billed are refused.
+        Guarantees: a key that no unit has is never released, and one that is listed with a count of 0 counts as absent. Neither the
+        order of keys nor an error tells anything of the data. Bounds beyond those that are billed are refused.
         """
         if counts.bound.finite("l1", "a histogram") > self.bound.l1 or counts.bound.linf > self.bound.linf:
             raise InvalidInput("bound", counts.bound, f"must be within keys * most = {self.bound.l1:g} and most = {self.most}")
         bits = source(self.event, permit, randomness, step)
-        present = sorted(((k, c) for k, c in counts.value.items() if c > 0), key=lambda item: (type(item[0]).__name__, repr(item[0])))
+        present = sorted(
+            ((k, c) for k, c in counts.value.items() if c > 0), key=lambda item: (type(item[0]).__name__, repr(item[0]))
+        )
         numbers = np.array([min(int(c), 1 << 60) for _, c in present], dtype=np.int64)
         if isinstance(self.noise, DiscreteLaplace):
             noisy, least, exponent = numbers + self.noise.noise(len(present), bits), self.threshold, 0

@@ -16,9 +16,8 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded, Private
-from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.discrete import whole
-from dpfy.mechanisms.exact import bernoulli
+from dpfy.mechanisms.exact import coins, uniform
 from dpfy.mechanisms.mechanism import Stated, source
 
 UP = 1 + 2.0**-50
@@ -58,7 +57,7 @@ class RandomizedResponse:
         """
         given = np.clip(whole(answers.value), 0, self.buckets - 1)
         bits = source(self.event, permit, randomness, step)
-        changed, others = coins(Fraction(self.noise_parameter), given.size, bits), uniform(self.buckets, given.size, bits)
+        changed, others = coins(given.size, Fraction(self.noise_parameter), bits), uniform(given.size, self.buckets, bits)
         return Private(np.where(changed.reshape(given.shape), others.reshape(given.shape), given))
 
     def frequencies(self, released: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -107,8 +106,8 @@ class UnaryResponse(Stated):
             raise InvalidInput("answers", f"{given.ndim} axes", "must be a list, one answer for each unit")
         bits = self._source(permit, randomness, step)
         high, low = self.chances
-        kept = coins(high, len(given), bits)
-        rows = coins(low, len(given) * self.buckets, bits).reshape(len(given), self.buckets)
+        kept = coins(len(given), high, bits)
+        rows = coins(len(given) * self.buckets, low, bits).reshape(len(given), self.buckets)
         rows[np.arange(len(given)), given] = kept
         return Private(rows)
 
@@ -116,23 +115,3 @@ class UnaryResponse(Stated):
         """Unbiased estimates of the share of every answer: post-processing of a release."""
         high, low = (float(p) for p in self.chances)
         return np.asarray((released.mean(axis=0) - low) / (high - low) if len(released) else np.zeros(self.buckets))
-
-
-def coins(p: Fraction, count: int, bits: Bits) -> NDArray[np.bool_]:
-    """Independent coins that show True with probability `p`, exactly: 64 bits each, and more where they agree with those of p."""
-    if p == 1:
-        return np.ones(count, bool)
-    words, (first, rest) = bits.words(count), divmod(p * 2**64, 1)
-    found = words < np.uint64(int(first))
-    for i in np.flatnonzero(words == np.uint64(int(first))).tolist() if rest else ():
-        found[i] = bernoulli(rest, bits)
-    return found
-
-
-def uniform(n: int, count: int, bits: Bits) -> NDArray[np.int64]:
-    """Independent uniform integers below `n`: words beyond the last whole multiple are drawn again."""
-    most = np.uint64((1 << 64) // n * n - 1)
-    words = bits.words(count)
-    while len(again := np.flatnonzero(words > most)):
-        words[again] = bits.words(len(again))
-    return (words % np.uint64(n)).astype(np.int64)

@@ -1,11 +1,11 @@
 """Smooth sensitivity: noise that fits the data at hand, for quantiles (Nissim, Raskhodnikova & Smith 2007).
 
 Let S be at least the change of the value between neighbours, on both of them, and S' <= exp(beta) S for neighbours. The value f gets
-noise x with P(x) proportional to exp(-|x| / b), b = S / alpha, on integers. The log ratio of the probabilities of one outcome on neighbours is at most
-alpha + beta where b < b', since the values differ by at most alpha b', and normalisations by at most b' / b (tanh(u) / u falls). Where
-b >= b' it is at most alpha + (exp(beta) - 1) |x| / b, and |x| > L b has a probability of at most 2 exp(-L) / (1 + exp(-1/b)). So the
-release is (epsilon, delta)-private for epsilon = alpha + max(beta, (exp(beta) - 1) L) and this delta. Scales are rounded to whole
-numbers, none below 2^LEAST, which changes a ratio of two scales by less than 2^(1 - LEAST): that is taken off beta.
+noise x with P(x) proportional to exp(-|x| / b), b = S / alpha, on integers. The log ratio of the probabilities of one outcome on
+neighbours is at most alpha + beta where b < b', since the values differ by at most alpha b', and normalisations by at most b' / b
+(tanh(u) / u falls). Where b >= b' it is at most alpha + (exp(beta) - 1) |x| / b, and |x| > L b has a probability of at most
+2 exp(-L) / (1 + exp(-1/b)). So the release is (epsilon, delta)-private for epsilon = alpha + max(beta, (exp(beta) - 1) L) and this delta.
+Scales are rounded to whole numbers, none below 2^LEAST, which changes a ratio of two by less than 2^(1 - LEAST): that is taken off beta.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class SmoothQuantile(Stated):
             way_out = "use replace-one with a public number of units, or a quantile by the exponential mechanism"
             raise Unsupported(f"smooth sensitivity under {self.adjacency.value}", way_out)
         if self.beta <= 0:
-            raise Unsupported(f"smooth sensitivity at epsilon {self.epsilon:g}, delta {self.delta:g}", "use the exponential mechanism")
+            raise Unsupported(
+                f"smooth sensitivity at epsilon {self.epsilon:g}, delta {self.delta:g}", "use the exponential mechanism"
+            )
 
     @property
     def event(self) -> events.Event:

@@ -20,9 +20,9 @@ from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.choice import refuse_monotone
 from dpfy.mechanisms.grid import Grid
 from dpfy.mechanisms.mechanism import Stated, agree, source
-from dpfy.mechanisms.selection import refuse_monotone
 
 
 @dataclass(frozen=True)

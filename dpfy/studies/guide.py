@@ -15,6 +15,7 @@ import dpfy
 from dpfy import accounting
 from dpfy.accounting import rdp, tuning
 from dpfy.core import events
+from dpfy.core.trials import gamma_for
 from dpfy.core.unit import Adjacency
 from dpfy.data.config import DataConfig
 from dpfy.data.source import load
@@ -106,13 +107,13 @@ def appendix_c() -> dict[str, Any]:
     one, delta = epochs_event(RUN["batch"], 1), RUN["delta"]
     orders = np.asarray(sorted({*rdp.ORDERS, 10.3}))
     values = rdp.divergences(one, Adjacency.ADD_OR_REMOVE_ONE, tuple(orders))
-    gamma = tuning.gamma_for(0.0, 100.0)
+    gamma = gamma_for(0.0, 100.0)
 
     def at_printed_order(mean: float, shape: float) -> float:
         return rdp.to_epsilon(orders, tuning.selected_at(orders, values, mean, shape, 10.3), delta)
 
     def below(count: int, shape: float, mean: float) -> float:
-        g = tuning.gamma_for(shape, mean)
+        g = gamma_for(shape, mean)
         return sum(tuning.trials_pmf(shape, g, k) for k in range(1, count))
 
     measures: dict[str, Callable[[], float]] = {
