@@ -84,11 +84,11 @@ class Stream:
 
     def __init__(self, mechanism: SparseVector, permit: Permit, randomness: Randomness) -> None:
         self.mechanism, self.permit, self.asked, self.left = mechanism, permit, 0, mechanism.answers
-        self._randomness = randomness
+        self._randomness, self._scales = randomness, mechanism.scales()
         threshold = mechanism.grid.lay(Bounded(float(mechanism.threshold), Bound.scalar(1.0))).value.counts
         # Questions have the addresses 0, 1, ...; the threshold the one after the last.
         bits = Bits(randomness, permit.name, permit.releases)
-        self._threshold = int(threshold) + _noise(mechanism.scales()[0], bits)
+        self._threshold = int(threshold) + _noise(self._scales[0], bits)
 
     def ask(self, answer: Bounded[Any]) -> Private[Any]:
         """Whether the answer is above the threshold, or its number with noise of its own (None if it is not above).
@@ -101,7 +101,7 @@ class Stream:
             raise InvalidInput("question", self.asked, rule)
         if answer.bound.finite("linf", "a question") > self.mechanism.most:
             raise InvalidInput("bound.linf", answer.bound.linf, f"must be at most {self.mechanism.most:g}, which is billed")
-        grid, (_, each, number) = self.mechanism.grid, self.mechanism.scales()
+        grid, (_, each, number) = self.mechanism.grid, self._scales
         count = int(grid.lay(answer).value.counts.reshape(()))
         bits = source(self.mechanism.event, self.permit, self._randomness, self.asked)
         self.asked += 1

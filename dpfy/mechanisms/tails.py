@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 
 from dpfy.mechanisms.reals import exp_enclosure
 
@@ -11,6 +12,7 @@ DIGITS = 80
 """Bits to which a tail is known."""
 
 
+@lru_cache(maxsize=256)
 def laplace_tail(parameter: Fraction, least: int) -> Fraction:
     """P(x >= least), rounded up, for P(x) proportional to exp(-parameter |x|).
 
@@ -28,6 +30,7 @@ def _tail(parameter: Fraction, m: int, up: bool) -> Fraction:
     return Fraction(power[1], one + base[0]) if up else Fraction(power[0], one + base[1])
 
 
+@lru_cache(maxsize=256)
 def laplace_threshold(parameter: Fraction, tail: Fraction) -> int:
     """The least whole number t with P(x >= t) <= tail."""
     low, high = -1, 1
