@@ -64,7 +64,15 @@ def test_layers(file):
             assert module.startswith("dpfy.gradients.clip"), "plan reads only the clip from gradients"
 
 
-LIGHT = ["dpfy", "dpfy.core.ledger", "dpfy.accounting", "dpfy.plan.recipe", "dpfy.cli.app", "dpfy.sampling.poisson"]
+LIGHT = [
+    "dpfy",
+    "dpfy.core.ledger",
+    "dpfy.accounting",
+    "dpfy.plan.recipe",
+    "dpfy.cli.app",
+    "dpfy.sampling.poisson",
+    "dpfy.mechanisms",
+]
 HEAVY = ("torch", "dp_accounting", "matplotlib", "pandas")
 
 

@@ -11,6 +11,7 @@ from scipy import stats
 from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
 from dpfy.mechanisms import Bits, gaussian, laplace
+from dpfy.mechanisms.integers import Wide
 
 DRAWS = {"laplace": laplace, "gaussian": gaussian}
 SCALES = [1, Fraction(5, 2), 30, 1000, 10**4, 10**6]
@@ -78,6 +79,18 @@ def test_a_few_values_at_a_time_have_the_law_too(law, scale):
     assert p_value(values, law, float(scale)) > FALSE_ALARM
     for wrong in (2 / 3, 3 / 2):
         assert p_value(values, law, float(scale) * wrong) < 1e-9
+
+
+@pytest.mark.parametrize("square", [False, True])
+def test_a_staircase_of_few_steps_has_the_law_too(square):
+    """Blocks as wide as the law: half of the points fall between two steps, so that a fault there would be seen at once."""
+    values = np.empty(50_000, np.int64)
+    Wide(Fraction(9), square, 3).draw(values, bits("coarse", int(square)))
+    law = "gaussian" if square else "laplace"
+    assert p_value(values, law, 9) > FALSE_ALARM
+    for wrong in (6, 8.7, 9.3, 13.5):
+        assert p_value(values, law, wrong) < 1e-3
+    assert p_value(values + 1, law, 9) < 1e-9
 
 
 @pytest.mark.parametrize("scale", [Fraction(1, 1 << 20), Fraction(1, 10), 3, 5000, 1 << 45], ids=str)
