@@ -13,7 +13,7 @@ from dpfy.core.random import Randomness
 from dpfy.mechanisms import Bits, gaussian, integers
 from dpfy.mechanisms.integers import Narrow, Room, Steps, Wide
 from dpfy.mechanisms.laws import FIRST, Law, thresholds, weights
-from dpfy.mechanisms.reals import exp_enclosure
+from dpfy.mechanisms.reals import Uniform, exp_enclosure
 
 LAWS = [
     Law(rate, square, folded)
@@ -155,7 +155,7 @@ def test_the_tail_is_drawn_by_itself(square):
 def test_the_staircase_gives_every_value_its_weight(square, low):
     """The law of a wide draw, put together from its tables as the code walks them: block, place, side; depth, block, place, kept or not."""
     wide = Wide(Fraction(9), square, low)
-    law, fine = wide.law, Law(wide.law.rate / (4**low if square else 2**low), square, folded=False)
+    law, fine = wide.law, Law(Fraction(1, 2 * 81) if square else Fraction(1, 9), square, folded=False)
 
     def threshold(k: int) -> mpmath.mpf:
         return mpmath.mpf(law.threshold(k, 500)[0]) / mpmath.mpf(2) ** 500 if k >= 0 else mpmath.mpf(0)
@@ -186,7 +186,10 @@ def test_depths_on_a_step_and_beyond_the_last(square):
             wide.between(1, Scripted(digits >> 64 << 1, (digits & (1 << 64) - 1) + last, place << 62))[0] >> 2 for place in (0, 1)
         }
         assert block in values
-    assert wide.between(1, Scripted((1 << 64) - 2, *[0] * 20))[0] >= 4 * len(edges)
+    last = mpmath.log(2) * 63 / real(wide.law.rate)  # where the weight is 2^-63, which is just above the point
+    last = int(mpmath.sqrt(last) if square else last)
+    assert len(edges) < last
+    assert wide.between(1, Scripted((1 << 64) - 2, *[0] * 20))[0] >> 2 == last
 
 
 def test_steps_that_begin_alike_are_told_apart():
@@ -205,6 +208,20 @@ def test_steps_that_begin_alike_are_told_apart():
         between = Fraction(1, 3) + Fraction(2 * j - 1, 1 << 101)
         digits = (between.numerator << 127) // between.denominator
         assert steps.search(np.array([digits >> 64 << 1], np.uint64), Scripted(digits & (1 << 64) - 1)).tolist() == [j]
+
+
+def test_nothing_is_decided_inside_an_enclosure():
+    """A number that is enclosed badly until it is asked for 300 digits: bits are drawn until then, and the answer is right."""
+    third = (1 << 1000) // 3
+
+    def number(precision: int) -> tuple[int, int]:
+        return (third >> 1000 - precision, (third >> 1000 - precision) + 1) if precision >= 300 else (0, 1 << precision)
+
+    for off, answer in ((-1, True), (1, False)):
+        digits = (third >> 1000 - 320) + off
+        uniform = Uniform(Scripted(*(digits >> shift & (1 << 64) - 1 for shift in range(256, -1, -64))))
+        assert uniform.below(number) is answer
+        assert uniform.length == 320
 
 
 def test_an_enclosure_that_is_too_wide_is_asked_again():
