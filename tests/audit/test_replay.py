@@ -1,0 +1,239 @@
+"""Record and replay: every statistic passes on neighbours of every kind, and the peers' known mistakes are flagged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpfy.audit import replay
+from dpfy.core import events
+from dpfy.core.book import rehearsal
+from dpfy.core.random import Randomness
+from dpfy.core.unit import Adjacency
+from dpfy.core.values import Bound, Bounded
+from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.discrete import DiscreteLaplace
+from dpfy.statistics import functions, language
+from dpfy.statistics.columns import Number, Open, Table, Words
+from dpfy.statistics.release import claim_of, release
+from dpfy.statistics.units import Contribution, coded
+
+SECRET = Randomness.for_tests(5)
+
+
+def noisy(mechanism, value, bound, name):
+    permit = rehearsal(mechanism.event, 1, name)
+    return mechanism.release(Bounded(value, bound), permit, SECRET).value
+
+
+COLUMNS = {
+    "age": Number("age", 0, 100),
+    "hours": Number("hours", -5, 60, fill=40),
+    "share": Number("share", 0, 1),
+    "sex": Words("sex", ("f", "m")),
+    "job": Words("job", ("a", "b", "c")),
+    "guess": Words("guess", ("f", "m")),
+    "id": Open("id"),
+}
+ASKED = [
+    "count()",
+    "sum(age)",
+    "sum(hours)",
+    "mean(age)",
+    "mean(hours)",
+    "variance(age)",
+    "stddev(share)",
+    "covariance(age, hours, share)",
+    "histogram(age, 10, 20, 50)",
+    "histogram(job)",
+    "table(sex, job)",
+    "margins(sex, job, guess)",
+    "accuracy(sex, guess)",
+    "confusion(sex, guess)",
+    "calibration(share, sex, bins=4)",
+    "median(age)",
+    "quantile(hours, 0.1, 0.5, 0.9)",
+    "min(age)",
+    "max(share)",
+    "mode(job)",
+]
+TAILS = ["", " by job", " where age >= 40 and sex != 'm'"]
+PEOPLE = [  # the record that neighbours differ in: at the ends, missing, unknown, ordinary
+    {"age": 100, "hours": -5, "share": 1, "sex": "m", "job": "c", "guess": "m", "id": 0},
+    {"age": -1e300, "hours": float("inf"), "share": 0, "sex": "f", "job": "a", "guess": "m", "id": 0},
+    {"age": None, "hours": None, "share": "x", "sex": None, "job": "zzz", "guess": "", "id": 99},
+    {"age": 55, "hours": 40, "share": 0.4999, "sex": "f", "job": "b", "guess": "f", "id": 3},
+]
+
+
+def people(n, *more):
+    r = np.random.default_rng(0)
+    rows = [
+        {"age": int(a), "hours": float(h), "share": float(s), "sex": x, "job": j, "guess": g, "id": int(i)}
+        for a, h, s, x, j, g, i in zip(
+            r.integers(0, 101, n),
+            r.normal(30, 20, n),
+            r.random(n),
+            r.choice(["f", "m"], n),
+            r.choice(["a", "b"], n),
+            r.choice(["f", "m"], n),
+            r.integers(0, 9, n),
+            strict=True,
+        )
+    ]
+    return [*rows, *more]
+
+
+def asked(text, family, contribution=Contribution(), records=None, **about):
+    (statistic,) = functions.build(language.parse(text), COLUMNS, records)
+    claim = claim_of(statistic, contribution, family, 0.8, **about)
+
+    def run(rows):
+        cells = {name: [row[name] for row in rows] for name in COLUMNS}
+        table = Table(cells, COLUMNS)
+        if contribution.records > 1:
+            table.owners = coded([str(row["id"]) for row in rows])
+        permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
+        return [a.to_json() for a in release(statistic, claim, table, contribution, permit, SECRET)]
+
+    return run, claim.event
+
+
+@pytest.mark.parametrize("family", ["laplace", "gaussian"])
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("text", ASKED)
+def test_every_statistic(text, tail, family):
+    if tail == " by job" and "job" in text:
+        pytest.skip("a column is named once")
+    run, event = asked(text + tail, family)
+    for person in PEOPLE:
+        for n in (0, 60):
+            assert replay.check(run, people(n), people(n, person), claimed=event) == []
+
+
+@pytest.mark.parametrize("text", ASKED)
+def test_every_statistic_per_user(text):
+    """A whole user with more records than are used."""
+    run, event = asked(text, "laplace", Contribution(3, 2, 2))
+    mine = [{**person, "id": 42, "job": "abc"[k % 3]} for k, person in enumerate(PEOPLE * 2)]
+    assert replay.check(run, people(40), people(40, *mine), claimed=event) == []
+
+
+@pytest.mark.parametrize("text", ASKED)
+def test_every_statistic_with_a_public_number_of_records(text):
+    run, event = asked(text, "gaussian", records=61, adjacency="replace-one")
+    for one in PEOPLE:
+        for other in PEOPLE:
+            found = replay.check(run, people(60, one), people(60, other), adjacency=Adjacency.REPLACE_ONE)
+            assert found == []
+
+
+def kinds(run, data, neighbour, **more):
+    return {fault.kind for fault in replay.check(run, data, neighbour, **more)}
+
+
+ROWS = np.random.default_rng(1).random((30, 2))
+FAR = np.vstack([ROWS, [[1.0, 1.0]]])
+
+
+def test_a_lower_bound_used_twice_leaves_a_diagonal_without_noise():
+    """Sensitivity low^2 in place of high^2: for bounds (0, 1) it is zero, and no noise is added."""
+
+    def moments(rows, low=0.0, high=1.0, fixed=False):
+        total = rows.T @ rows
+        off = noisy(Laplace(2.0), float(total[0, 1]), Bound.scalar(high**2), "off")
+        sensitivity = high**2 if fixed else low**2
+        diagonal = [
+            noisy(Laplace(2.0), float(total[k, k]), Bound.scalar(sensitivity), f"{k}") if sensitivity else float(total[k, k])
+            for k in range(2)
+        ]
+        return [off, *diagonal]
+
+    assert kinds(moments, ROWS, FAR) == {"result"}
+    assert kinds(lambda rows: moments(rows, fixed=True), ROWS, FAR) == set()
+
+
+def test_a_swapped_split_of_the_budget():
+    """Counts were to get a small part of epsilon and sums in d dimensions the rest; on return the two are swapped."""
+
+    def clusters(rows, swapped=True):
+        d = rows.shape[1]
+        small, large = 0.2, 0.8 / d  # of the count, and of each dimension of the sum: 1.0 in all
+        if swapped:
+            small, large = large, small
+        count = noisy(DiscreteLaplace(small), len(rows), Bound.scalar(1.0), "count")
+        sums = [noisy(Laplace(1 / large), float(rows[:, k].sum()), Bound.scalar(1.0), f"sum {k}") for k in range(d)]
+        return [count, *sums]
+
+    wide, more = np.tile(ROWS, 8), np.tile(FAR, 8)
+    claimed = events.EpsilonDelta(1.0)
+    assert kinds(clusters, wide, more, claimed=claimed) == {"cost"}
+    assert kinds(lambda rows: clusters(rows, swapped=False), wide, more, claimed=claimed) == set()
+
+
+def test_a_bound_of_r_where_it_is_r_squared():
+    def quadratic(rows, power=1, r=3.0):
+        rows = rows * r
+        return noisy(Gaussian(2.0), float((rows[:, 0] ** 2).sum()), Bound.scalar(r**power), "q")
+
+    assert kinds(quadratic, ROWS, FAR) == {"distance"}
+    assert kinds(lambda rows: quadratic(rows, power=2), ROWS, FAR) == set()
+
+
+def test_a_number_of_records_that_is_not_public():
+    def mean(rows, own=True):
+        total = noisy(Laplace(2.0), float(rows[:, 0].sum()), Bound.scalar(1.0), "sum")
+        count = len(rows) if own else noisy(DiscreteLaplace(0.5), len(rows), Bound.scalar(1.0), "count")
+        return total / count
+
+    assert kinds(mean, ROWS, FAR) == {"result"}
+    assert kinds(lambda rows: mean(rows, own=False), ROWS, FAR) == set()
+
+    def scaled(rows):  # the same mistake in the sensitivity: range / n, with the n of the data
+        return noisy(Laplace(2.0), float(rows[:, 0].mean()), Bound.scalar(1.0 / len(rows)), "mean")
+
+    assert kinds(scaled, ROWS, FAR) == {"flow"}
+
+
+def test_categories_read_from_the_data():
+    words, more = ["a", "b", "a"], ["a", "b", "a", "only me"]
+
+    def histogram(cells, public=()):
+        keys = list(public) or sorted(set(cells))
+        counts = noisy(DiscreteLaplace(0.5), np.array([cells.count(k) for k in keys]), Bound(1.0, 1.0, 1.0), "counts")
+        return dict(zip(keys, counts.tolist(), strict=True))
+
+    assert "flow" in kinds(histogram, words, more)
+    assert kinds(lambda cells: histogram(cells, ("a", "b", "only me")), words, more) == set()
+
+
+def test_an_empty_cluster_that_is_skipped():
+    def centres(rows, skip=True):
+        found = []
+        for k in range(2):
+            mine = rows[rows[:, 0] > 0.995] if k else rows[rows[:, 0] <= 0.995]
+            if skip and not len(mine):
+                found.append(None)
+                continue
+            found.append(noisy(Laplace(2.0), float(mine[:, 1].sum()), Bound.scalar(1.0), f"centre {k}"))
+        return found
+
+    assert "flow" in kinds(centres, ROWS, FAR)
+    assert kinds(lambda rows: centres(rows, skip=False), ROWS, FAR) == set()
+
+
+def test_an_error_that_depends_on_the_data():
+    def fragile(rows):
+        noisy(Laplace(2.0), float(rows[:, 0].sum()), Bound.scalar(1.0), "sum")
+        if rows.max() >= 1:
+            raise ValueError(rows.max())
+
+    assert "flow" in kinds(fragile, ROWS, FAR)
+
+
+def test_everything_is_as_it_was_afterwards():
+    before = [vars(cls)["release"] for cls in replay.mechanisms()]
+    assert Laplace.release is Gaussian.release
+    replay.check(lambda rows: 1 / 0, ROWS, FAR)
+    assert [vars(cls)["release"] for cls in replay.mechanisms()] == before
+    assert len(before) >= 2
