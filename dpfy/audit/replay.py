@@ -6,10 +6,10 @@ A computation is private because of the noise that its mechanisms add, and for n
     replay   on the neighbour; each mechanism answers what it answered before
 
 If all that leaves goes through mechanisms, the second run makes the same calls with the same public parameters, and its result is the same,
-bit for bit. What differs has gone around the noise: a count that is divided by, a category that is read off, a case that is skipped. And the values
-that a mechanism was given differ by at most what their bound says. Nothing is estimated: one pair of neighbours that shows a difference is
-a proof. That none shows one is evidence for the pairs that were tried: choose records that lie at the ends of their range, alone in
-their group, missing. (Cebere et al. 2026 found 13 violations in 12 libraries by recording and replaying.)
+bit for bit. What differs has gone around the noise: a count that is divided by, a category that is read off, a case that is skipped. And
+the values that a mechanism was given differ by at most what their bound says. Nothing is estimated: one pair of neighbours that shows a
+difference is a proof. That none shows one is evidence for the pairs that were tried: choose records that lie at the ends of their range,
+alone in their group, missing. (Cebere et al. 2026 found 13 violations in 12 libraries by recording and replaying.)
 
 Not seen here: the law of the noise (a threshold off by one, a seed of one byte), which has tests of its own.
 """
@@ -32,6 +32,7 @@ from dpfy.core.values import Bounded
 
 HOME = "dpfy.mechanisms"
 SLACK = 1 + 1e-9
+AROUND = "the results differ although every noisy value was the same: something went around the noise"
 D = TypeVar("D")
 
 
@@ -109,13 +110,15 @@ def check(
     faults = list(_flow(first.calls, second.calls))
     if error != other:
         faults.append(Fault("flow", f"one of them raises {error or other}"))
-    if not faults:
-        for number, (a, b) in enumerate(zip(first.calls, second.calls, strict=True)):
-            faults += _distance(number, a, b, 2 if adjacency is Adjacency.REPLACE_ONE else 1)
-        if not _same(result, again):
-            faults.append(Fault("result", "the results differ although every noisy value was the same: something went around the noise"))
+    if faults:
+        return faults
+    moves = 2 if adjacency is Adjacency.REPLACE_ONE else 1
+    for number, (a, b) in enumerate(zip(first.calls, second.calls, strict=True)):
+        faults += _distance(number, a, b, moves)
+    if not _same(result, again):
+        faults.append(Fault("result", AROUND))
     if claimed is not None:
-        faults += _cost(first.calls, claimed)
+        faults += _cost(first.calls, second.calls, moves, claimed)
     return faults
 
 
@@ -134,24 +137,47 @@ def _flow(first: list[Call], second: list[Call]) -> Iterator[Fault]:
             yield Fault("flow", f"release {number}: {a.mechanism} of {a.shape} on one, {b.mechanism} of {b.shape} on the other")
 
 
-def _distance(number: int, a: Call, b: Call, moves: int) -> Iterator[Fault]:
-    one, other = (np.asarray(c.value, dtype=object).ravel() for c in (a, b))
+def _apart(a: Call, b: Call) -> tuple[float, float, float]:
+    """The L2, L1 and L-infinity distance of the values of two calls."""
+    if isinstance(a.value, dict):
+        keys = sorted(a.value.keys() | b.value.keys(), key=repr)
+        one, other = ([c.value.get(key, 0) for key in keys] for c in (a, b))
+    else:
+        one, other = (np.asarray(c.value, dtype=object).ravel().tolist() for c in (a, b))
     apart = np.array([abs(float(x - y)) for x, y in zip(one, other, strict=True)])
-    norms = math.sqrt(float((apart**2).sum())), float(apart.sum()), float(apart.max(initial=0.0))
-    for name, found, bound in zip(("L2", "L1", "L-infinity"), norms, a.bound, strict=True):
+    return math.sqrt(float((apart**2).sum())), float(apart.sum()), float(apart.max(initial=0.0))
+
+
+def _distance(number: int, a: Call, b: Call, moves: int) -> Iterator[Fault]:
+    for name, found, bound in zip(("L2", "L1", "L-infinity"), _apart(a, b), a.bound, strict=True):
         if found > bound * moves * SLACK:
             words = f"release {number} ({a.mechanism}): the {name} distance is {found:.6g}, declared {bound * moves:.6g}"
             yield Fault("distance", words)
 
 
-def _cost(calls: list[Call], claimed: events.Event) -> Iterator[Fault]:
-    """Whether the releases are, together, more than what is claimed: in pure epsilon where all have one, else in zCDP."""
-    for measure, name in ((_pure, "epsilon"), (_rho, "zCDP")):
-        spent, due = math.fsum(measure(call.event) for call in calls), measure(claimed)
+def _cost(first: list[Call], second: list[Call], moves: int, claimed: events.Event) -> Iterator[Fault]:
+    """Whether these neighbours pay more than what is claimed: in pure epsilon where the claim has one, else in zCDP.
+
+    A release costs the part of its bill that the distance is of its bound. Those of a group or a level that neighbours share cost nothing.
+    """
+    for measure, name, power in ((_pure, "epsilon", 1), (_rho, "zCDP", 2)):
+        due = measure(claimed)
         if math.isfinite(due):
+            spent = math.fsum(measure(_once(a.event)) * _part(a, b, moves) ** power for a, b in zip(first, second, strict=True))
             if spent > due * SLACK:
                 yield Fault("cost", f"the releases cost {name} {spent:.6g}, claimed {due:.6g}")
             return
+
+
+def _once(event: events.Event) -> events.Event:
+    """The bill of one of the releases that a permit covers."""
+    return event.event if isinstance(event, events.Repeated) else event
+
+
+def _part(a: Call, b: Call, moves: int) -> float:
+    """Which part of the declared bound the distance is, in the norm that is billed."""
+    norm = 0 if isinstance(_once(a.event), events.Gaussian) else 1 if math.isfinite(a.bound[1]) else 2
+    return _apart(a, b)[norm] / (a.bound[norm] * moves)
 
 
 def _leaves(event: events.Event) -> list[tuple[events.Event, int]]:
@@ -189,25 +215,28 @@ def _call(mechanism: Any, given: Bounded[Any]) -> Call:
     value, scale = given.value, 1
     if hasattr(value, "grid"):
         value, scale = value.counts, value.grid.step
-    if isinstance(value, dict):
-        value = [count for _, count in sorted(value.items(), key=repr)]
+    if isinstance(value, dict):  # its keys are not public: neither they nor their number may be looked at
+        return Call(repr(mechanism), (), _norms(given), mechanism.event, dict(value))
     shape = np.shape(value)
     exact = np.asarray(value, dtype=object) * scale if scale != 1 else np.asarray(value)
-    bound = given.bound
-    return Call(repr(mechanism), tuple(shape), (bound.l2, bound.l1, bound.linf), mechanism.event, exact)
+    return Call(repr(mechanism), tuple(shape), _norms(given), mechanism.event, exact)
+
+
+def _norms(given: Bounded[Any]) -> tuple[float, float, float]:
+    return given.bound.l2, given.bound.l1, given.bound.linf
 
 
 @contextmanager
 def _watched(tape: _Tape) -> Iterator[None]:
     """Inside the block every mechanism's release goes through the tape."""
-    held = [(cls, vars(cls)["release"]) for cls in mechanisms()]
+    held: list[tuple[Any, Any]] = [(cls, vars(cls)["release"]) for cls in mechanisms()]
     for cls, real in held:
-        setattr(cls, "release", _through(tape, real))
+        cls.release = _through(tape, real)
     try:
         yield
     finally:
         for cls, real in held:
-            setattr(cls, "release", real)
+            cls.release = real
 
 
 def _through(tape: _Tape, real: Callable[..., Any]) -> Callable[..., Any]:

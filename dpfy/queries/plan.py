@@ -13,8 +13,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.queries.sources import Columns
 from dpfy.statistics import functions, language
-from dpfy.statistics.claim import StatisticClaim
-from dpfy.statistics.release import claim_of, error_of
+from dpfy.statistics.claim import Share, StatisticClaim
+from dpfy.statistics.selection import Unknown
 from dpfy.statistics.statistic import Statistic
 from dpfy.statistics.units import Contribution
 
@@ -107,8 +107,10 @@ def plan(text: str, columns: Columns, terms: Terms) -> Plan:
 
 
 def _claims(statistics: Sequence[Statistic], terms: Terms, family: str, share: float) -> tuple[StatisticClaim, ...]:
-    pure = terms.delta == 0
-    return tuple(claim_of(s, terms.contribution, family, share, pure, **terms.about) for s in statistics)
+    """Each statistic with the same share. Half of delta is for thresholds, where there are any."""
+    unknown = sum(isinstance(s, Unknown) for s in statistics)
+    held = Share(share, family, terms.delta == 0, terms.delta / (2 * unknown) if unknown else 0.0)
+    return tuple(s.claim(terms.contribution, held, **terms.about) for s in statistics)
 
 
 def _pure(statistics: Sequence[Statistic], terms: Terms) -> tuple[StatisticClaim, ...]:
@@ -137,4 +139,4 @@ def whole(claims: Sequence[StatisticClaim]) -> events.Event:
 
 def _error(statistics: Sequence[Statistic], claims: Sequence[StatisticClaim]) -> float:
     """The mean of the logarithms of the errors."""
-    return sum(math.log(error_of(s, c)) for s, c in zip(statistics, claims, strict=True))
+    return sum(math.log(s.error(c)) for s, c in zip(statistics, claims, strict=True))

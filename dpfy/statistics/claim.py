@@ -1,14 +1,19 @@
-"""The claim of one private statistic: what is asked and how it is protected. Importing this imports nothing heavy."""
+"""The claim of one private statistic: what is asked, how it is protected, and what it may spend. Importing this imports no torch."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dpfy.core import check, events
 from dpfy.core.claim import YES, Assumption, Claim, register
+from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
+from dpfy.mechanisms.discrete import DiscreteLaplace
+from dpfy.mechanisms.histogram import StabilityHistogram
 
 FILE = "answers.json"
 MOST_NAME = 120
@@ -17,7 +22,44 @@ MECHANISMS = {
     "laplace": "Laplace noise on a public grid, drawn exactly",
     "gaussian": "Gaussian noise on a public grid, drawn exactly",
     "exponential": "the exponential mechanism over public values, drawn exactly",
+    "exponential-monotone": "the exponential mechanism over public words by their counts, drawn exactly",
+    "permute-and-flip": "permute-and-flip over public values, drawn exactly",
+    "stability": "two-sided geometric noise on counts of keys that are not public, and a threshold; drawn exactly",
 }
+
+
+@dataclass(frozen=True)
+class Levels(Exponential):
+    """Several exponential mechanisms, of which one unit meets `levels`: their losses add up over the choices of a level."""
+
+    levels: int = 1
+
+    @property
+    def event(self) -> events.Event:
+        """All levels."""
+        return super().event if self.levels == 1 else events.Repeated(super().event, self.levels)
+
+
+Mechanism = DiscreteLaplace | Laplace | Gaussian | Levels | PermuteAndFlip | StabilityHistogram
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one statistic may spend, by one rule for all: equal parts in zCDP, of size^2 / 2.
+
+    That is Laplace noise of epsilon `size`, Gaussian noise of 1 / `size` times the bound, and for each of L levels of choices an epsilon
+    of 2 `size` / sqrt L. Where only epsilons are added up (`pure`), `size` is the epsilon of each, and choices divide it by their
+    levels. `family` is laplace or gaussian; `delta` what a threshold may spend.
+    """
+
+    size: float
+    family: str = "laplace"
+    pure: bool = False
+    delta: float = 0.0
+
+    def of_choice(self, levels: int) -> float:
+        """The epsilon of a choice, where a unit meets so many."""
+        return self.size / levels if self.pure else 2 * self.size / math.sqrt(levels)
 
 
 @register
@@ -27,7 +69,8 @@ class StatisticClaim(Claim):
 
     `mechanism` is one of `MECHANISMS` and `parameter` its own: noise over what one unit adds (`bound`) for Laplace and Gaussian noise, the
     rate of geometric noise on whole numbers that a unit moves by at most `bound`, and the epsilon of one choice, of which a unit
-    meets `levels`. `draws` says how often random bits are drawn.
+    meets `levels`. `draws` says how often random bits are drawn. Keys that are not public: a unit has at most `keys`, and counts of at
+    least `threshold` are released.
     """
 
     question: str
@@ -36,6 +79,8 @@ class StatisticClaim(Claim):
     bound: float
     levels: int = 1
     draws: int = 1
+    keys: int = 1
+    threshold: int = 0
 
     kind: ClassVar[str] = "query"
     purpose: ClassVar[str] = "statistics"
@@ -49,6 +94,9 @@ class StatisticClaim(Claim):
         check.positive("bound", self.bound)
         check.integer("levels", self.levels)
         check.integer("draws", self.draws)
+        check.integer("keys", self.keys)
+        check.integer("threshold", self.threshold, least=0)
+        _ = self.tool
 
     @property
     def name(self) -> str:
@@ -63,14 +111,25 @@ class StatisticClaim(Claim):
         return self.draws
 
     @property
+    def tool(self) -> Mechanism:
+        """The mechanism that makes the release."""
+        if self.mechanism == "discrete-laplace":
+            return DiscreteLaplace(self.parameter, int(self.bound))
+        if self.mechanism == "exponential":
+            return Levels(self.parameter, levels=self.levels, adjacency=self.adjacency)
+        if self.mechanism == "exponential-monotone":
+            return Levels(self.parameter, monotone=True, adjacency=self.adjacency)
+        if self.mechanism == "permute-and-flip":
+            return PermuteAndFlip(self.parameter, monotone=True, adjacency=self.adjacency)
+        if self.mechanism == "stability":
+            most = int(self.bound)
+            return StabilityHistogram(DiscreteLaplace(self.parameter, self.keys * most), self.threshold, self.keys, most)
+        return (Gaussian if self.mechanism == "gaussian" else Laplace)(self.parameter)
+
+    @property
     def event(self) -> events.Event:
         """The whole bill."""
-        if self.mechanism == "discrete-laplace":
-            return events.DiscreteLaplace(self.parameter, int(self.bound))
-        if self.mechanism == "exponential":
-            level = events.BoundedRange(self.parameter)
-            return level if self.levels == 1 else events.Repeated(level, self.levels)
-        return (events.Gaussian if self.mechanism == "gaussian" else events.Laplace)(self.parameter)
+        return self.tool.event
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
         """Each unit adds no more than its bound; nothing public was read from the records."""
@@ -97,4 +156,4 @@ class StatisticClaim(Claim):
             "noise": MECHANISMS[self.mechanism],
             "parameter": self.parameter,
             "bound": self.bound,
-        }
+        } | ({"threshold": self.threshold} if self.mechanism == "stability" else {})

@@ -14,6 +14,7 @@ from dpfy.statistics.covariance import Covariance
 from dpfy.statistics.language import Ask, Condition, Query
 from dpfy.statistics.moments import Count, Moments, Sum
 from dpfy.statistics.quantiles import Quantiles, grid_of, share_of
+from dpfy.statistics.selection import Mode, Range, Top
 from dpfy.statistics.statistic import Groups, Statistic, Sums, number, of_size, words
 from dpfy.statistics.tables import Accuracy, Bins, Calibration, Contingency, Margins
 
@@ -150,6 +151,23 @@ def _end(end: str) -> Callable[[Asked], Statistic]:
     return build
 
 
+def _mode(a: Asked) -> Statistic:
+    a.exactly(1)
+    return Mode(a.text, a.groups, None, _distinct(a)[0])
+
+
+def _top(a: Asked) -> Statistic:
+    a.exactly(1)
+    return Top(a.text, a.groups, None, a.column())
+
+
+def _range(a: Asked) -> Statistic:
+    a.exactly(1)
+    if isinstance(column := a.column(), Words):
+        raise InvalidInput("query range", column.name, "must be a column of numbers, or one that the schema ignores")
+    return Range(a.text, a.groups, None, column)
+
+
 def _accuracy(a: Asked) -> Statistic:
     a.exactly(2)
     return Accuracy(a.text, a.groups, a.records, words("accuracy", a.column(0)), words("accuracy", a.column(1)))
@@ -181,6 +199,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Asked], Statistic], tuple[str, ...], str]] 
     "quantile": (_quantiles, ("step",), "quantile(age, 0.25, 0.5, 0.75), quantile(age, 0.9, step=0.5)"),
     "min": (_end("low"), ("step",), "min(age)"),
     "max": (_end("high"), ("step",), "max(age)"),
+    "mode": (_mode, (), "mode(job)"),
+    "top": (_top, (), "top(word)"),
+    "range": (_range, (), "range(income)"),
     "table": (_table, (), "table(sex, race)"),
     "margins": (_margins, ("order",), "margins(sex, race, income, order=2)"),
     "accuracy": (_accuracy, (), "accuracy(income, predicted)"),

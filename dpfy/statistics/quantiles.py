@@ -21,15 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core import check, events
+from dpfy.core import check
 from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
-from dpfy.core.unit import Adjacency
-from dpfy.mechanisms import choose
+from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.mechanism import agree, source
 from dpfy.statistics.answer import LEVEL, Answer
+from dpfy.statistics.claim import Levels, Share, StatisticClaim
 from dpfy.statistics.columns import Number, Table
 from dpfy.statistics.statistic import Statistic
 from dpfy.statistics.units import Contribution
@@ -38,14 +37,6 @@ Codes = NDArray[np.int64]
 MOST_VALUES = 1 << 20
 FINE, FINEST = 1 << 17, 256
 """Places of the finer grid in all, and for each value."""
-SIGNIFICANT = 16
-"""Bits of an epsilon: exponents are then ratios of whole numbers that 64 bits hold."""
-
-
-def rounded_down(epsilon: float) -> float:
-    """An epsilon with few bits, at most the one given."""
-    mantissa, exponent = math.frexp(check.positive("epsilon", epsilon))
-    return math.ldexp(math.floor(mantissa * (1 << SIGNIFICANT)), exponent - SIGNIFICANT)
 
 
 @dataclass(frozen=True)
@@ -98,10 +89,10 @@ class Quantiles(Statistic):
         """How many choices are made."""
         return self.groups.count * len(self.shares)
 
-    def event(self, epsilon: float) -> events.Event:
-        """The bill where each level has losses in a range of epsilon."""
-        level = events.BoundedRange(epsilon)
-        return level if self.levels == 1 else events.Repeated(level, self.levels)
+    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+        """See `Statistic`."""
+        epsilon, records = share.of_choice(self.levels), float(contribution.total)
+        return StatisticClaim(self.text, "exponential", epsilon, records, self.levels, self.draws, **about)
 
     def placed(self, table: Table, randomness: Randomness | None) -> Codes:
         """The place of each number on the finer grid; -1 where it is missing."""
@@ -116,21 +107,17 @@ class Quantiles(Statistic):
     def release(
         self,
         table: Table,
+        claim: StatisticClaim,
         contribution: Contribution,
-        epsilon: float,
         permit: Permit,
-        randomness: Randomness | None,
-        adjacency: Adjacency,
+        randomness: Randomness | None = None,
     ) -> list[Answer]:
-        """All quantiles of all groups.
-
-        Guarantees: the whole is what `event` says. How many choices are made, and among how many values, does not depend on the data.
-        """
-        agree(adjacency, permit)
+        """See `Statistic`. How many choices are made, and among how many values, does not depend on the data."""
         places = self.placed(table, randomness)
         groups, kept = self.used(table, contribution, places >= 0)
-        width = contribution.total * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
-        chosen = _Chosen(self, epsilon, width, permit, randomness)
+        tool = claim.tool
+        assert isinstance(tool, Levels)
+        chosen = _Chosen(self, tool, contribution.total, permit, randomness)
         found = []
         for group, place in enumerate(self.groups.places()):
             mine = places[kept & (groups == group)]
@@ -155,23 +142,27 @@ class _Chosen:
     """The choices of one release, in their order: each spends one step of the permit."""
 
     asked: Quantiles
-    epsilon: float
-    width: int
+    tool: Levels
+    records: int
     permit: Permit
     randomness: Randomness | None
     step: int = 0
 
     @property
+    def grain(self) -> float:
+        """By how many ranks the probability of a value falls by a factor of e."""
+        return 2 * self.records * self.tool.moves / self.tool.epsilon
+
+    @property
     def inside(self) -> int:
         """How many ranks inside the least and the largest value are looked for: so many that noise alone hardly passes them."""
-        return math.ceil(2 * self.width / self.epsilon * math.log(20 * self.asked.values)) if self.asked.end else 0
+        return math.ceil(self.grain * math.log(20 * self.asked.values)) if self.asked.end else 0
 
     @property
     def reach(self) -> float:
         """How many ranks an answer is off at most, in 95% of releases."""
-        levels = self.asked.levels
-        size = self.asked.values * self.asked.fine
-        return levels * 2 * self.width / self.epsilon * math.log(size * levels / (1 - LEVEL))
+        levels, size = self.asked.levels, self.asked.values * self.asked.fine
+        return levels * self.grain * math.log(size * levels / (1 - LEVEL))
 
     def of(self, counts: Codes) -> list[int]:
         """The place of each share among these counts."""
@@ -193,24 +184,17 @@ class _Chosen:
         yield from self._halved(counts[found:], shares[middle + 1 :], shares[middle], high, start + found)
 
     def _choose(self, counts: Codes, target: Target) -> int:
-        """One exponential mechanism: P(v) proportional to exp(-epsilon loss / (2 change))."""
-        bits = source(self.asked.event(self.epsilon), self.permit, self.randomness, self.step)
+        """One exponential mechanism, by losses of which one unit changes each by at most its records times `target.change`."""
+        scores = Bounded(-target.losses(counts), Bound(linf=float(target.change * self.records)))
         self.step += 1
-        rate = Fraction(self.epsilon) / (2 * target.change * self.width)
-        return int(choose(_times(target.losses(counts), rate.numerator), bits, rate.denominator))
+        return self.tool.release(scores, self.permit, self.randomness, self.step - 1).value
 
 
-def _below(found: int) -> Any:
+def _below(found: int) -> Codes:
     """Ones before a place and zero at it: numbers at the place belong to the part above."""
     ones = np.ones(found + 1, np.int64)
     ones[found] = 0
     return ones
-
-
-def _times(losses: Codes, factor: int) -> Any:
-    """Whole numbers times a whole number, without wrapping around."""
-    far = int(losses.max()) * factor >= 1 << 62
-    return losses.astype(object) * factor if far else losses * factor
 
 
 def share_of(value: float) -> Fraction:

@@ -11,14 +11,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
+from dpfy.core.random import Randomness
+from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
+from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.discrete import DiscreteLaplace
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.statistics.answer import Answer, Spread
+from dpfy.statistics.claim import Share, StatisticClaim
 from dpfy.statistics.columns import Column, Number, Table, Words
 from dpfy.statistics.language import Condition
 from dpfy.statistics.units import Contribution
 
+NORMS = {"laplace": "l1", "gaussian": "l2"}
 MOST_CELLS = 1 << 20
 """Numbers that one statistic may release."""
 
@@ -79,6 +86,29 @@ class Statistic(ABC):
     text: str
     groups: Groups
     records: int | None
+
+    @abstractmethod
+    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+        """The claim of this statistic, where it may spend `share`."""
+
+    @abstractmethod
+    def release(
+        self,
+        table: Table,
+        claim: StatisticClaim,
+        contribution: Contribution,
+        permit: Permit,
+        randomness: Randomness | None = None,
+    ) -> list[Answer]:
+        """The answers.
+
+        Guarantees: the bill of the permit is the claim's, which is all that is done. What the records hold raises nothing, and does not
+        change how often random bits are drawn.
+        """
+
+    def error(self, claim: StatisticClaim) -> float:
+        """How large the noise is on what is asked, as far as it is known before; to compare families of noise."""
+        return 1.0
 
     def used(
         self, table: Table, contribution: Contribution, counted: NDArray[np.bool_]
@@ -150,6 +180,36 @@ class Sums(Statistic):
             totals[cell] = grid.sum(rows[edges[cell] : edges[cell + 1]], self.one(norm)).value.counts
         return Bounded(Laid(grid, totals.reshape(shape)), contribution.bound(bound))
 
+    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+        """See `Statistic`. Replacing a unit moves a sum twice as far."""
+        moves = 2 if about.get("adjacency") == Adjacency.REPLACE_ONE else 1
+        bound = contribution.bound(self.one(NORMS[share.family]))
+        if share.family == "gaussian":
+            return StatisticClaim(self.text, "gaussian", moves / share.size, bound.l2, **about)
+        if self.whole:
+            return StatisticClaim(self.text, "discrete-laplace", share.size / (moves * bound.l1), bound.l1, **about)
+        return StatisticClaim(self.text, "laplace", moves / share.size, bound.l1, **about)
+
+    def error(self, claim: StatisticClaim) -> float:
+        """See `Statistic`."""
+        return spread_of(claim).error(self.leading(norm_of(claim)))
+
+    def release(
+        self,
+        table: Table,
+        claim: StatisticClaim,
+        contribution: Contribution,
+        permit: Permit,
+        randomness: Randomness | None = None,
+    ) -> list[Answer]:
+        """See `Statistic`."""
+        norm, tool, grid = norm_of(claim), claim.tool, None
+        assert isinstance(tool, Laplace | Gaussian | DiscreteLaplace)
+        if not isinstance(tool, DiscreteLaplace):
+            grid = tool.grid(contribution.bound(self.one(norm)), self.groups.count * self.cells * self.width(norm))
+        noisy = tool.release(self.total(table, contribution, norm, grid), permit, randomness).value
+        return self.answers(noisy, spread_of(claim), norm)
+
     def answers(self, sums: NDArray[Any], spread: Spread, norm: str) -> list[Answer]:
         """All answers from the noisy sums [groups, cells, width]."""
         found = []
@@ -158,6 +218,18 @@ class Sums(Statistic):
                 whole = {**place, **answer.place}
                 found.append(Answer(answer.statistic, answer.value, answer.standard_error, answer.interval, whole, answer.note))
         return found
+
+
+def norm_of(claim: StatisticClaim) -> str:
+    """The norm that the noise of a claim is billed by."""
+    return NORMS["gaussian" if claim.mechanism == "gaussian" else "laplace"]
+
+
+def spread_of(claim: StatisticClaim) -> Spread:
+    """The law of the noise on each released number."""
+    if claim.mechanism in ("discrete-laplace", "stability"):
+        return Spread("laplace", 1 / claim.parameter, whole=True)
+    return Spread(claim.mechanism, claim.parameter * claim.bound)
 
 
 def number(function: str, column: Column) -> Number:

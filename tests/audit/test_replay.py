@@ -14,8 +14,8 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.additive import Gaussian, Laplace
 from dpfy.mechanisms.discrete import DiscreteLaplace
 from dpfy.statistics import functions, language
+from dpfy.statistics.claim import Share
 from dpfy.statistics.columns import Number, Open, Table, Words
-from dpfy.statistics.release import claim_of, release
 from dpfy.statistics.units import Contribution, coded
 
 SECRET = Randomness.for_tests(5)
@@ -56,6 +56,8 @@ ASKED = [
     "min(age)",
     "max(share)",
     "mode(job)",
+    "top(id)",
+    "range(age)",
 ]
 TAILS = ["", " by job", " where age >= 40 and sex != 'm'"]
 PEOPLE = [  # the record that neighbours differ in: at the ends, missing, unknown, ordinary
@@ -84,9 +86,12 @@ def people(n, *more):
     return [*rows, *more]
 
 
-def asked(text, family, contribution=Contribution(), records=None, **about):
+ONE = Contribution()
+
+
+def asked(text, family, contribution=ONE, records=None, **about):
     (statistic,) = functions.build(language.parse(text), COLUMNS, records)
-    claim = claim_of(statistic, contribution, family, 0.8, **about)
+    claim = statistic.claim(contribution, Share(0.8, family, delta=1e-6), **about)
 
     def run(rows):
         cells = {name: [row[name] for row in rows] for name in COLUMNS}
@@ -94,7 +99,7 @@ def asked(text, family, contribution=Contribution(), records=None, **about):
         if contribution.records > 1:
             table.owners = coded([str(row["id"]) for row in rows])
         permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
-        return [a.to_json() for a in release(statistic, claim, table, contribution, permit, SECRET)]
+        return [a.to_json() for a in statistic.release(table, claim, contribution, permit, SECRET)]
 
     return run, claim.event
 
@@ -121,7 +126,7 @@ def test_every_statistic_per_user(text):
 
 @pytest.mark.parametrize("text", ASKED)
 def test_every_statistic_with_a_public_number_of_records(text):
-    run, event = asked(text, "gaussian", records=61, adjacency="replace-one")
+    run, _ = asked(text, "gaussian", records=61, adjacency="replace-one")
     for one in PEOPLE:
         for other in PEOPLE:
             found = replay.check(run, people(60, one), people(60, other), adjacency=Adjacency.REPLACE_ONE)

@@ -14,9 +14,10 @@ from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.statistics import functions, language
 from dpfy.statistics.answer import Spread, ratio
+from dpfy.statistics.claim import Share
 from dpfy.statistics.columns import OTHER, Number, Open, Table, Words
 from dpfy.statistics.quantiles import Target
-from dpfy.statistics.release import claim_of, release, spread_of
+from dpfy.statistics.statistic import spread_of
 from dpfy.statistics.tables import consistent
 from dpfy.statistics.units import Contribution, coded
 
@@ -52,9 +53,9 @@ def answered(text, data, share=5e3, family="laplace", contribution=None, records
         table.owners = coded(data["id"])
     found = []
     for statistic in functions.build(language.parse(text), COLUMNS, records):
-        claim = claim_of(statistic, contribution, family, share, **about)
+        claim = statistic.claim(contribution, Share(share, family, delta=1e-6), **about)
         permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
-        found += release(statistic, claim, table, contribution, permit, Randomness.for_tests(seed))
+        found += statistic.release(table, claim, contribution, permit, Randomness.for_tests(seed))
     return found
 
 
@@ -247,8 +248,8 @@ def test_a_ratio_with_few_records_says_that_it_does_not_know():
 def test_one_rule_prices_all_statistics():
     (count, mean, median) = functions.build(language.parse("count(), mean(age), median(age)"), COLUMNS)
     one = Contribution()
-    assert claim_of(count, one, "laplace", 0.25).parameter == 0.25
-    assert claim_of(mean, one, "laplace", 0.25).parameter == 4.0
-    assert claim_of(mean, one, "gaussian", 0.25).parameter == 4.0
-    assert claim_of(median, one, "gaussian", 0.25).parameter == 0.5
-    assert spread_of(claim_of(count, one, "laplace", 0.25)) == Spread("laplace", 4.0, whole=True)
+    assert count.claim(one, Share(0.25, "laplace")).parameter == 0.25
+    assert mean.claim(one, Share(0.25, "laplace")).parameter == 4.0
+    assert mean.claim(one, Share(0.25, "gaussian")).parameter == 4.0
+    assert median.claim(one, Share(0.25, "gaussian")).parameter == 0.5
+    assert spread_of(count.claim(one, Share(0.25, "laplace"))) == Spread("laplace", 4.0, whole=True)

@@ -1,0 +1,159 @@
+"""The most frequent word, and what is frequent or how far numbers reach in a column about which nothing is public."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpfy.core.book import Permit
+from dpfy.core.errors import InvalidInput
+from dpfy.core.random import Randomness
+from dpfy.core.values import Bound, Bounded
+from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
+from dpfy.mechanisms.discrete import DiscreteLaplace
+from dpfy.mechanisms.histogram import StabilityHistogram
+from dpfy.statistics.answer import LEVEL, Answer, Spread
+from dpfy.statistics.claim import Share, StatisticClaim
+from dpfy.statistics.columns import Column, Table, Words
+from dpfy.statistics.statistic import Statistic, spread_of
+from dpfy.statistics.units import Contribution, coded
+
+MOST_WORD = 200
+"""Characters of a word that are told apart."""
+FARTHEST = 64
+"""Powers of two that are told apart, on either side of one."""
+
+
+@dataclass(frozen=True)
+class Mode(Statistic):
+    """The word that most records have. A unit adds to counts and takes nothing away, so that noise of half the size is enough."""
+
+    column: Words
+
+    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+        """See `Statistic`. Permute-and-flip where epsilons are added up; else the exponential mechanism, which is cheaper together."""
+        name = "permute-and-flip" if share.pure else "exponential-monotone"
+        held = share.of_choice(1), float(contribution.total), 1, self.groups.count
+        return StatisticClaim(self.text, name, *held, **about)
+
+    def release(
+        self,
+        table: Table,
+        claim: StatisticClaim,
+        contribution: Contribution,
+        permit: Permit,
+        randomness: Randomness | None = None,
+    ) -> list[Answer]:
+        """See `Statistic`."""
+        codes, size = table.codes(self.column.name), len(self.column.words)
+        groups, kept = self.used(table, contribution, codes < size)
+        tool, found = claim.tool, []
+        assert isinstance(tool, Exponential | PermuteAndFlip)
+        off = math.ceil(contribution.total * tool.moves / tool.epsilon * math.log(size / (1 - LEVEL)))
+        note = f"at most {off} records fewer than the most frequent, in {LEVEL:.0%} of releases"
+        for group, place in enumerate(self.groups.places()):
+            counts = np.bincount(codes[kept & (groups == group)], minlength=size)
+            scores = Bounded(counts, Bound(linf=float(contribution.total)))
+            chosen = tool.release(scores, permit, randomness, group).value
+            found.append(Answer(self.text, self.column.words[chosen], place=place, note=note))
+        return found
+
+
+@dataclass(frozen=True)
+class Unknown(Statistic):
+    """Counts of keys that are not public: those that many units have."""
+
+    column: Column
+
+    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+        """See `Statistic`. The threshold is the least for which the exact tail of the noise is within the share's delta."""
+        if not share.delta:
+            raise InvalidInput("delta", 0.0, f"must be above 0 for {self.text}: its keys are not public")
+        moves = 2 if about.get("adjacency") == "replace-one" else 1
+        keys = min(contribution.groups or contribution.records, contribution.total)
+        most = min(contribution.each or contribution.records, contribution.total)
+        made = StabilityHistogram.of(share.size / moves, share.delta, keys, most)
+        assert isinstance(made.noise, DiscreteLaplace)
+        return StatisticClaim(
+            self.text, "stability", made.noise.parameter, float(most), keys=keys, threshold=made.threshold, **about
+        )
+
+    def keys(self, table: Table) -> list[Hashable]:
+        """The key of each record; None where it has none."""
+        raise NotImplementedError
+
+    def found(self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int) -> list[Answer]:
+        """The answers of one group from its keys and noisy counts."""
+        raise NotImplementedError
+
+    def release(
+        self,
+        table: Table,
+        claim: StatisticClaim,
+        contribution: Contribution,
+        permit: Permit,
+        randomness: Randomness | None = None,
+    ) -> list[Answer]:
+        """See `Statistic`."""
+        keys, groups = self.keys(table), self.groups.codes(table)
+        pairs = [(int(g), k) for g, k in zip(groups, keys, strict=True)]
+        counted = np.array([k is not None and g >= 0 for g, k in pairs], bool)
+        kept = contribution.kept(table.owners, np.where(counted, coded([repr(p) for p in pairs]), -1))
+        counts: dict[Hashable, int] = {}
+        for row in np.flatnonzero(kept).tolist():
+            counts[pairs[row]] = counts.get(pairs[row], 0) + 1
+        tool = claim.tool
+        assert isinstance(tool, StabilityHistogram)
+        released: Mapping[Any, float] = tool.release(Bounded(counts, tool.bound), permit, randomness).value
+        found = []
+        for group, place in enumerate(self.groups.places()):
+            mine = {key: count for (at, key), count in released.items() if at == group}
+            found += self.found(mine, spread_of(claim), place, claim.threshold)
+        return found
+
+
+@dataclass(frozen=True)
+class Top(Unknown):
+    """The words that many records have, with their counts, most frequent first."""
+
+    def keys(self, table: Table) -> list[Hashable]:
+        """The word of each record."""
+        return [None if text is None else text[:MOST_WORD] for text in table.texts(self.column.name)]
+
+    def found(self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int) -> list[Answer]:
+        """See `Unknown`."""
+        note, reach = f"words of fewer than {threshold} records after noise are not shown", spread.reach([1.0])
+        return [
+            Answer(
+                self.text,
+                int(count),
+                spread.deviation,
+                (count - reach, count + reach),
+                {**place, self.column.name: str(word)},
+                note,
+            )
+            for word, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        ]
+
+
+@dataclass(frozen=True)
+class Range(Unknown):
+    """Powers of two between which the numbers of a column lie, for a range that is not public. Few numbers may lie outside."""
+
+    def keys(self, table: Table) -> list[Hashable]:
+        """The sign and the power of two of each number: 2^(key - 1) <= |number| < 2^key."""
+        numbers = table.raw(self.column.name)
+        signs, powers = np.sign(np.nan_to_num(numbers)), np.frexp(np.nan_to_num(numbers))[1]
+        powers = np.clip(powers, -FARTHEST, FARTHEST)
+        return [None if math.isnan(x) else (int(s), int(p) if s else 0) for x, s, p in zip(numbers, signs, powers, strict=True)]
+
+    def found(self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int) -> list[Answer]:
+        """See `Unknown`."""
+        note = f"powers of two with fewer than {threshold} records after noise are left out"
+        low = min((math.ldexp(s, p if s < 0 else p - 1) for s, p in counts), default=None)
+        high = max((math.ldexp(s, p if s > 0 else p - 1) for s, p in counts), default=None)
+        return [Answer(self.text, value, place={**place, "end": end}, note=note) for end, value in (("low", low), ("high", high))]
