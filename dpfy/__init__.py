@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dpfy.plan.claim import ForeignBatches
     from dpfy.plan.correlated import bandmf, blt, dpftrl
     from dpfy.plan.recipe import Plan, Recipe, dpsgd
+    from dpfy.queries.plan import Terms
+    from dpfy.queries.run import query
     from dpfy.report.verify import verify
     from dpfy.training.fit import Result, fit
     from dpfy.training.loop import PrivateTraining
@@ -52,6 +54,8 @@ _HOME = {
     "blt": "dpfy.plan.correlated",
     "dpftrl": "dpfy.plan.correlated",
     "dpsgd": "dpfy.plan.recipe",
+    "Terms": "dpfy.queries.plan",
+    "query": "dpfy.queries.run",
     "verify": "dpfy.report.verify",
     "Result": "dpfy.training.fit",
     "fit": "dpfy.training.fit",
@@ -78,6 +82,7 @@ __all__ = [
     "Run",
     "RunFolder",
     "Runtime",
+    "Terms",
     "Unit",
     "Unsupported",
     "Update",
@@ -90,6 +95,7 @@ __all__ = [
     "fit",
     "inspect",
     "per_user",
+    "query",
     "verify",
 ]
 

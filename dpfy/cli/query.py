@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,10 +61,28 @@ def query(
     from dpfy.runs.folder import Place
 
     terms = Terms(epsilon, delta, user, most_records, most_groups, most_each, records)
-    place = Place(out, resume=resume, ledger=ledger, seed=insecure_seed)
-    with resumable(out, f"dpfy query {json.dumps(data)} {json.dumps(text)} ..."), _bar() as progress:
-        found = run.query(data, text, schema=schema, terms=terms, place=place, progress=progress)
+    public = {"query": text, "epsilon": epsilon, "delta": delta, "user": user, "most_records": most_records}
+    public |= {"most_groups": most_groups, "most_each": most_each, "records": records}
+    private = {"data": data, "schema": schema, "ledger": None if ledger is None else str(ledger)}
+    place = Place(out, resume=resume, ledger=ledger, seed=insecure_seed, config=(_toml(public), _toml(public | private)))
+    with resumable(out, _again(data, text, public | private)), _bar() as progress:
+        found = run.query(data, text, schema=schema, terms=terms, run=place, progress=progress)
     tell(found.to_json(), _lines(found), as_json=as_json)
+
+
+def _toml(fields: dict[str, Any]) -> str:
+    """Strings and numbers as TOML."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
+
+
+def _again(data: str, text: str, fields: dict[str, Any]) -> str:
+    """The command that asks the same again."""
+    flags = [
+        (f"--{key.replace('_', '-')}", value)
+        for key, value in fields.items()
+        if key not in ("data", "query") and value is not None
+    ]
+    return shlex.join(["dpfy", "query", data, text, *(str(word) for flag in flags for word in flag)])
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ import numpy as np
 
 import dpfy
 from dpfy.core import reading
-from dpfy.core.errors import Corrupt
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.queries.plan import Plan, Terms, plan
 from dpfy.queries.sources import Columns, cells_of
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.claim import FILE
-from dpfy.statistics.columns import Table, word
+from dpfy.statistics.columns import Column, Table, word
 from dpfy.statistics.units import coded
 
 MOST_SHOWN = 50
@@ -54,24 +54,25 @@ def query(
     data: Any,
     text: str,
     *,
-    schema: Columns | Any,
+    schema: Columns | Mapping[str, Column] | str | Path,
     terms: Terms,
-    place: Place,
+    run: Place | str | Path,
     progress: Progress = lambda what: None,
 ) -> Answers:
     """Answer a query on private records, in a run folder that anyone can verify.
 
-    `data` is a file, a table or arrays by column; `schema` a TOML file, the name of a packaged one, or columns by name.
+    `data` is a file, a table or arrays by column; `schema` a TOML file, the name of a packaged one, or columns by name; `terms` what the
+    query may cost and whose data it protects; `run` a new folder.
 
     Guarantees: everything about the query is checked, and its price computed and reserved, before `data` is opened. A query that is
     refused spends nothing and leaves no folder.
     """
     progress("planning")
     made = plan(text, Columns.given(schema), terms)
-    return run(data, made, place, progress)
+    return answer(data, made, run if isinstance(run, Place) else Place(run), progress)
 
 
-def run(data: Any, made: Plan, place: Place, progress: Progress = lambda what: None) -> Answers:
+def answer(data: Any, made: Plan, place: Place, progress: Progress = lambda what: None) -> Answers:
     """The answers of a plan."""
     if complete(place, *made.claims):
         return finished(Path(place.path))
@@ -119,6 +120,10 @@ def table_of(data: Any, made: Plan) -> Table:
     """The private records, with their owners."""
     cells = cells_of(data, made.columns)
     table = Table(cells, made.columns.columns, made.columns.missing)
+    if made.terms.records not in (None, table.size):
+        raise InvalidInput(
+            "records", made.terms.records, "is not the number of records in the data, which must be public to be given"
+        )
     if made.terms.user is not None:
         table.owners = coded([word(cell) for cell in table.cells(made.terms.user)])
     return table

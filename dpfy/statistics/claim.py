@@ -16,7 +16,7 @@ from dpfy.mechanisms.discrete import DiscreteLaplace
 from dpfy.mechanisms.histogram import StabilityHistogram
 
 FILE = "answers.json"
-MOST_NAME = 120
+MOST_NAME, MOST_DOMAIN = 120, 1000
 MECHANISMS = {
     "discrete-laplace": "two-sided geometric noise, drawn exactly",
     "laplace": "Laplace noise on a public grid, drawn exactly",
@@ -67,6 +67,7 @@ class Share:
 class StatisticClaim(Claim):
     """One statistic over private records.
 
+    `question` is the query as it was asked, `domain` all that is public about the columns it is asked of: another schema is another claim.
     `mechanism` is one of `MECHANISMS` and `parameter` its own: noise over what one unit adds (`bound`) for Laplace and Gaussian noise, the
     rate of geometric noise on whole numbers that a unit moves by at most `bound`, and the epsilon of one choice, of which a unit
     meets `levels`. `draws` says how often random bits are drawn. Keys that are not public: a unit has at most `keys`, and counts of at
@@ -74,6 +75,7 @@ class StatisticClaim(Claim):
     """
 
     question: str
+    domain: str
     mechanism: str
     parameter: float
     bound: float
@@ -89,6 +91,7 @@ class StatisticClaim(Claim):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.one_line("question", self.question, 4000)
+        check.one_line("domain", self.domain, MOST_DOMAIN + 40)
         check.one_of("mechanism", self.mechanism, MECHANISMS)
         check.positive("parameter", self.parameter)
         check.positive("bound", self.bound)
@@ -153,6 +156,7 @@ class StatisticClaim(Claim):
         return {
             "title": "A private statistic",
             "question": self.question,
+            "domain": self.domain,
             "noise": MECHANISMS[self.mechanism],
             "parameter": self.parameter,
             "bound": self.bound,

@@ -36,6 +36,10 @@ class Number:
         if not low < high or not math.isfinite(high - low):
             raise InvalidInput(f"{self.name} range", [self.low, self.high], "must be [low, high] with low below high")
 
+    def __str__(self) -> str:
+        filled = "" if self.fill is None else f", missing counts as {self.fill:g}"
+        return f"{self.name} from {self.low:g} to {self.high:g}{filled}"
+
     @property
     def middle(self) -> float:
         """The centre of the range."""
@@ -64,6 +68,9 @@ class Words:
         if not self.words or len(set(self.words)) < len(self.words):
             raise InvalidInput(f"{self.name} categories", list(self.words), "must be at least one word, each once")
 
+    def __str__(self) -> str:
+        return f"{self.name}: {', '.join(self.words)}" + ("" if self.fill is None else f", missing counts as {self.fill}")
+
     @property
     def cells(self) -> tuple[str, ...]:
         """The categories a record can fall into: the listed ones, then all others."""
@@ -87,6 +94,9 @@ class Open:
 
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.name}: nothing is public"
+
     def read(self, cells: Any, missing: Sequence[str]) -> list[str | None]:
         """Each cell as text; None where it is missing."""
         texts = [word(cell) for cell in _listed(cells)]
@@ -105,7 +115,7 @@ class Table:
         self.columns, self.missing, self.owners, self._cells = columns, tuple(missing), owners, cells
         sizes = {name: len(held) for name, held in cells.items()}
         if len(set(sizes.values())) > 1:
-            raise InvalidInput("data", sorted(set(sizes.values())), "all columns must have the same number of cells")
+            raise InvalidInput("data", "columns of different lengths", "all must have the same number of cells")
         self.size = next(iter(sizes.values()), 0)
         self._read: dict[str, Any] = {}
 

@@ -27,8 +27,8 @@ from dpfy.statistics.statistic import Sums, direct
 
 Floats = NDArray[np.float64]
 LINEAR = "the interval is by linear approximation"
-PIN = 0.5
-"""What a record adds to the count, beside t, for Gaussian noise: less noise on the sum, more on the count."""
+PIN, CURVE = 0.5, 1.5
+"""What a record adds to the count, beside t, for Gaussian noise: less noise on the sum, more on the count. And the weight of t^2 - 1/2."""
 
 
 def centred(column: Number, table: Table) -> Floats:
@@ -100,7 +100,7 @@ class Moments(Sums):
             return Bound(1.0, 1.0, 1.0)
         if self.degree == 1:
             return Bound(math.hypot(1, pin), 1 + pin, 1.0)
-        return Bound(math.sqrt(1.25 + pin * pin), 1.5 + pin, 1.0)
+        return Bound(math.sqrt(1 + CURVE**2 / 4 + pin * pin), 1 + CURVE / 2 + pin, 1.0)
 
     def width(self, norm: str) -> int:
         """See `Sums`."""
@@ -119,7 +119,7 @@ class Moments(Sums):
         return cells, np.concatenate([self._powers(t), np.full_like(t, PIN)], axis=1)
 
     def _powers(self, t: Floats) -> Floats:
-        return t if self.degree == 1 else np.concatenate([t, t * t - 0.5], axis=1)
+        return t if self.degree == 1 else np.concatenate([t, CURVE * (t * t - 0.5)], axis=1)
 
     def maps(self, norm: str) -> tuple[Floats, float]:
         """Rows that take the released numbers to the count, the sum of t and the sum of t^2; and a count that is public."""
@@ -130,7 +130,7 @@ class Moments(Sums):
         width = self.width(norm)
         unit = np.eye(width)
         count = np.zeros(width) if self.records is not None else unit[-1] / PIN
-        rows = [count, unit[0]] if self.degree == 1 else [count, unit[0], unit[1] + count / 2]
+        rows = [count, unit[0]] if self.degree == 1 else [count, unit[0], unit[1] / CURVE + count / 2]
         return np.array(rows), float(self.records or 0)
 
     def leading(self, norm: str) -> list[float]:

@@ -92,7 +92,7 @@ class Quantiles(Statistic):
     def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
         """See `Statistic`."""
         epsilon, records = share.of_choice(self.levels), float(contribution.total)
-        return StatisticClaim(self.text, "exponential", epsilon, records, self.levels, self.draws, **about)
+        return self._claim("exponential", epsilon, records, levels=self.levels, draws=self.draws, **about)
 
     def placed(self, table: Table, randomness: Randomness | None) -> Codes:
         """The place of each number on the finer grid; -1 where it is missing."""

@@ -37,8 +37,7 @@ class Mode(Statistic):
     def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
         """See `Statistic`. Permute-and-flip where epsilons are added up; else the exponential mechanism, which is cheaper together."""
         name = "permute-and-flip" if share.pure else "exponential-monotone"
-        held = share.of_choice(1), float(contribution.total), 1, self.groups.count
-        return StatisticClaim(self.text, name, *held, **about)
+        return self._claim(name, share.of_choice(1), float(contribution.total), draws=self.groups.count, **about)
 
     def release(
         self,
@@ -78,9 +77,8 @@ class Unknown(Statistic):
         most = min(contribution.each or contribution.records, contribution.total)
         made = StabilityHistogram.of(share.size / moves, share.delta, keys, most)
         assert isinstance(made.noise, DiscreteLaplace)
-        return StatisticClaim(
-            self.text, "stability", made.noise.parameter, float(most), keys=keys, threshold=made.threshold, **about
-        )
+        held = {"keys": keys, "threshold": made.threshold, **about}
+        return self._claim("stability", made.noise.parameter, float(most), **held)
 
     def keys(self, table: Table) -> list[Hashable]:
         """The key of each record; None where it has none."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,8 +21,8 @@ from dpfy.mechanisms.additive import Gaussian, Laplace
 from dpfy.mechanisms.discrete import DiscreteLaplace
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.statistics.answer import Answer, Spread
-from dpfy.statistics.claim import Share, StatisticClaim
-from dpfy.statistics.columns import Column, Number, Table, Words
+from dpfy.statistics.claim import MOST_DOMAIN, Share, StatisticClaim
+from dpfy.statistics.columns import Column, Number, Open, Table, Words
 from dpfy.statistics.language import Condition
 from dpfy.statistics.units import Contribution
 
@@ -86,6 +87,25 @@ class Statistic(ABC):
     text: str
     groups: Groups
     records: int | None
+
+    @property
+    def domain(self) -> str:
+        """All that is public about it, in words; cut where it is long, and ending in a hash of the whole."""
+        whole = repr(self)
+        words = "; ".join(str(column) for column in self._columns())
+        safe = "".join(c if c.isprintable() else "?" for c in words) or "no columns"
+        return f"{safe[:MOST_DOMAIN]} ({hashlib.sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:16]})"
+
+    def _columns(self) -> list[Column]:
+        """The columns it reads, each once."""
+        held = [getattr(self, f.name) for f in fields(self)]
+        flat = [c for value in held for c in (value if isinstance(value, tuple) else (value,))]
+        flat += [*self.groups.by, *(column for column, _ in self.groups.where)]
+        return list(dict.fromkeys(c for c in flat if isinstance(c, Number | Words | Open)))
+
+    def _claim(self, mechanism: str, parameter: float, bound: float, **about: Any) -> StatisticClaim:
+        """A claim about this statistic."""
+        return StatisticClaim(self.text, self.domain, mechanism, parameter, bound, **about)
 
     @abstractmethod
     def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
@@ -185,10 +205,10 @@ class Sums(Statistic):
         moves = 2 if about.get("adjacency") == Adjacency.REPLACE_ONE else 1
         bound = contribution.bound(self.one(NORMS[share.family]))
         if share.family == "gaussian":
-            return StatisticClaim(self.text, "gaussian", moves / share.size, bound.l2, **about)
+            return self._claim("gaussian", moves / share.size, bound.l2, **about)
         if self.whole:
-            return StatisticClaim(self.text, "discrete-laplace", share.size / (moves * bound.l1), bound.l1, **about)
-        return StatisticClaim(self.text, "laplace", moves / share.size, bound.l1, **about)
+            return self._claim("discrete-laplace", share.size / (moves * bound.l1), bound.l1, **about)
+        return self._claim("laplace", moves / share.size, bound.l1, **about)
 
     def error(self, claim: StatisticClaim) -> float:
         """See `Statistic`."""

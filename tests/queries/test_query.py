@@ -120,7 +120,7 @@ def asked(files, text, *more, out="q"):
 
 def held(files, text, *, out="q", seed=3, terms=None, **more):
     place = Place(files / out, seed=seed, **more)
-    return run.query(str(files / "d.csv"), text, schema=str(files / "s.toml"), terms=terms or Terms(1.0), place=place)
+    return run.query(str(files / "d.csv"), text, schema=str(files / "s.toml"), terms=terms or Terms(1.0), run=place)
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -266,7 +266,7 @@ def test_the_same_answers_from_every_kind_of_table(files):
     for number, data in enumerate(tables):
         place = Place(files / f"t{number}", seed=3)
         text = "mean(age), count(), median(hours) by sex"
-        assert run.query(data, text, schema=str(files / "s.toml"), terms=Terms(1.0), place=place).answers == due
+        assert run.query(data, text, schema=str(files / "s.toml"), terms=Terms(1.0), run=place).answers == due
 
 
 def test_users_are_protected_as_a_whole(files):
