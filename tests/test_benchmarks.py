@@ -28,3 +28,12 @@ def test_the_noise_of_the_benchmark() -> None:
     total = {"a": torch.zeros(10)}
     noise.shipped(noise.STRATEGIES["independent"], total)(0)
     assert total["a"].all()
+
+
+def test_the_exact_noise_of_the_benchmark() -> None:
+    from fractions import Fraction
+
+    import exact_noise
+
+    row = exact_noise.measure("gaussian", Fraction(3), 100, 10)
+    assert row["million_a_second"] > 0
