@@ -45,10 +45,10 @@ def usable(tensors: Sequence[Tensor]) -> bool:
     return triton is not None and all(t.is_cuda and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
 
 
-def _writes(into: Sequence[Tensor], device: torch.device) -> bool:
+def writes(into: Sequence[Tensor], device: torch.device) -> bool:
     """Whether the kernel can write its results to these tensors."""
     kind = into[0].dtype
-    return kind in _KINDS and all(t.dtype is kind and t.device == device and t.is_contiguous() for t in into)
+    return kind in KINDS and all(t.dtype is kind and t.device == device and t.is_contiguous() for t in into)
 
 
 def add_(
@@ -78,11 +78,11 @@ def add_(
     """
     if not tensors:
         return
-    out = tensors if into is None or not _writes(into, tensors[0].device) else into
+    out = tensors if into is None or not writes(into, tensors[0].device) else into
     if tensors[0].is_cuda:
         from dpfy.noise import proof
 
-        _not_recorded()  # before the proof, which cannot be had there
+        not_recorded()  # before the proof, which cannot be had there
         r = recurrence
         proof.require(tensors[0].device, bool(r.again), bool(r.weights) and not r.decay, len(r.decay), out[0].dtype)
     launch(tensors, lattice, keys, divisor, recurrence, past, out)
@@ -95,7 +95,7 @@ def draw_(tensors: Sequence[Tensor], key: bytes) -> None:
     if tensors and tensors[0].is_cuda:
         from dpfy.noise import proof
 
-        _not_recorded()
+        not_recorded()
         proof.require_draw(tensors[0].device)
     launch(tensors, None, [key], 1.0, FRESH, None, tensors)
 
@@ -117,28 +117,28 @@ def launch(
     device, r = tensors[0].device, recurrence
     away = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if away else nullcontext():
-        queue = _queue(device) if device.type == "cuda" else 0
-        at = _places(addresses, ends, sizes, device, queue)
+        queue = queue_of(device) if device.type == "cuda" else 0
+        at = places(addresses, ends, sizes, device, queue)
         weights = _weights(r.again, r.weights, r.decay, device, queue)
-        again = _sent(torch.tensor([word for key in keys[1:] for word in _words(key)]), device) if r.again else at.table
+        again = sent(torch.tensor([word for key in keys[1:] for word in key_words(key)]), device) if r.again else at.table
         rows = at.table if past is None else past
         on = lattice or Lattice(1.0, 1.0, 0.0)
         _add[(at.tiles * (LANES // WIDTH),)](
-            at.table, at.owners, *_words(keys[0]), single_up(1 / single(r.first)), single_up(on.noise * r.gain),
+            at.table, at.owners, *key_words(keys[0]), single_up(1 / single(r.first)), single_up(on.noise * r.gain),
             1 / on.step, on.phase, on.step, divisor,
             again, len(r.again), weights, rows, at.length, len(r.weights), r.keep, LATTICE=lattice is not None,
-            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)), OUT=_KINDS[out[0].dtype],
+            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)), OUT=KINDS[out[0].dtype],
             AGAIN=bool(r.again), RING=bool(r.weights) and not r.decay, BUFFERS=len(r.decay), num_warps=WIDTH // 32,
         )  # fmt: skip
 
 
-def _queue(device: torch.device) -> int:
+def queue_of(device: torch.device) -> int:
     """The current queue of `device`, which is the current one; never one whose work is being recorded."""
-    _not_recorded()
+    not_recorded()
     return torch._C._cuda_getCurrentRawStream(device.index)
 
 
-def _not_recorded() -> None:
+def not_recorded() -> None:
     if torch.cuda.is_current_stream_capturing():
         raise Unsupported("noise inside a CUDA graph, where every replay would add the same", "release outside of the graph")
 
@@ -159,13 +159,13 @@ class _Places(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _places(
+def places(
     addresses: tuple[int, ...], ends: tuple[int, ...], sizes: tuple[int, ...], device: torch.device, queue: int
 ) -> _Places:
     """Kept, because addresses repeat from step to step in training: then nothing is sent. A table belongs to the queue it was sent on."""
     firsts, offsets = accumulate((-(-size // TILE) for size in sizes), initial=0), accumulate(sizes, initial=0)
     rows = zip(addresses, firsts, sizes, offsets, ends, strict=False)
-    table = _sent(torch.tensor([number for row in rows for number in row]), device)
+    table = sent(torch.tensor([number for row in rows for number in row]), device)
     owners = _owners(sizes, device, queue)
     return _Places(table, owners, len(owners), sum(sizes))
 
@@ -173,30 +173,30 @@ def _places(
 @lru_cache(maxsize=16)
 def _owners(sizes: tuple[int, ...], device: torch.device, queue: int) -> Tensor:
     tiles = torch.tensor([-(-size // TILE) for size in sizes])
-    return _sent(torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), tiles), device)
+    return sent(torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), tiles), device)
 
 
 @lru_cache(maxsize=1024)
 def _weights(
     again: tuple[float, ...], weights: tuple[float, ...], decay: tuple[float, ...], device: torch.device, queue: int
 ) -> Tensor:
-    return _sent(torch.tensor([single(w) for w in (*again, *weights, *decay)] or [0.0], dtype=torch.float32), device)
+    return sent(torch.tensor([single(w) for w in (*again, *weights, *decay)] or [0.0], dtype=torch.float32), device)
 
 
-def _sent(here: Tensor, device: torch.device) -> Tensor:
+def sent(here: Tensor, device: torch.device) -> Tensor:
     """On the device, without waiting for it."""
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
-def _words(key: bytes) -> tuple[int, ...]:
+def key_words(key: bytes) -> tuple[int, ...]:
     return struct.unpack("<4q", key)
 
 
 _add: Any = None
-_KINDS: dict[torch.dtype, Any] = {}
+KINDS: dict[torch.dtype, Any] = {}
 
 if triton is not None:
-    _KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+    KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
     @triton.jit
     def _quarter(a, b, c, d):
@@ -235,17 +235,17 @@ if triton is not None:
         return radius * tl.where(swap, sine, cosine), radius * tl.where(swap, cosine, sine)
 
     @triton.jit
-    def _draw(k0, k1, k2, k3, block, ROUNDS: tl.constexpr):
-        """Sixteen vectors of standard Gaussian values, one for each word of the keystream blocks with these numbers."""
+    def keystream(k0, k1, k2, k3, block, nonce, ROUNDS: tl.constexpr):
+        """The sixteen words of the keystream blocks with these numbers, as vectors."""
         zero = tl.zeros_like(block).to(tl.uint32)
         c0, c1, c2, c3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
         c4, c5 = zero + k0.to(tl.uint32), zero + (k0 >> 32).to(tl.uint32)
         c6, c7 = zero + k1.to(tl.uint32), zero + (k1 >> 32).to(tl.uint32)
         c8, c9 = zero + k2.to(tl.uint32), zero + (k2 >> 32).to(tl.uint32)
         c10, c11 = zero + k3.to(tl.uint32), zero + (k3 >> 32).to(tl.uint32)
-        c12, c13 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
+        c12, c13, c14 = block.to(tl.uint32), (block >> 32).to(tl.uint32), zero + nonce
         x0, x1, x2, x3, x4, x5, x6, x7 = c0, c1, c2, c3, c4, c5, c6, c7
-        x8, x9, x10, x11, x12, x13, x14, x15 = c8, c9, c10, c11, c12, c13, zero, zero
+        x8, x9, x10, x11, x12, x13, x14, x15 = c8, c9, c10, c11, c12, c13, c14, zero
         for _ in tl.static_range(ROUNDS // 2):
             x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
             x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
@@ -255,15 +255,18 @@ if triton is not None:
             x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
             x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
             x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
-        z0, z1 = _pair(x0 + c0, x1 + c1)
-        z2, z3 = _pair(x2 + c2, x3 + c3)
-        z4, z5 = _pair(x4 + c4, x5 + c5)
-        z6, z7 = _pair(x6 + c6, x7 + c7)
-        z8, z9 = _pair(x8 + c8, x9 + c9)
-        z10, z11 = _pair(x10 + c10, x11 + c11)
-        z12, z13 = _pair(x12 + c12, x13 + c13)
-        z14, z15 = _pair(x14, x15)
-        return z0, z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15
+        x0, x1, x2, x3, x4, x5, x6, x7 = x0 + c0, x1 + c1, x2 + c2, x3 + c3, x4 + c4, x5 + c5, x6 + c6, x7 + c7
+        x8, x9, x10, x11, x12, x13, x14 = x8 + c8, x9 + c9, x10 + c10, x11 + c11, x12 + c12, x13 + c13, x14 + c14
+        return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+
+    @triton.jit
+    def _draw(k0, k1, k2, k3, block, ROUNDS: tl.constexpr):
+        """Sixteen vectors of standard Gaussian values, one for each word of the keystream blocks with these numbers."""
+        x = keystream(k0, k1, k2, k3, block, 0, ROUNDS)
+        z = ()
+        for i in tl.static_range(8):
+            z = z + _pair(x[2 * i], x[2 * i + 1])
+        return z
 
     @triton.jit
     def _plus(y, weight, z):
@@ -274,7 +277,7 @@ if triton is not None:
         return out
 
     @triton.jit
-    def _joined(y, HALF: tl.constexpr):
+    def joined(y, HALF: tl.constexpr):
         """Each of the first HALF tensors joined with its partner in the second half."""
         out = ()
         for i in tl.static_range(HALF):
@@ -337,11 +340,11 @@ if triton is not None:
                 z = _plus(z, tl.load(weights + d), old)
         weights += draws
         # As matrices, column c of piece k for word PIECES c + k: a thread keeps its row, and memory is met in few, wide operations.
-        pieces = _joined(_joined(z, 8), 4)
+        pieces = joined(joined(z, 8), 4)
         if PIECES <= 2:
-            pieces = _joined(pieces, 2)
+            pieces = joined(pieces, 2)
         if PIECES == 1:
-            pieces = _joined(pieces, 1)
+            pieces = joined(pieces, 1)
         for k in tl.static_range(PIECES):
             y = own * tl.reshape(pieces[k], (WIDTH, 16 // PIECES))
             place = (block % LANES).to(tl.int32)[:, None] + (PIECES * tl.arange(0, 16 // PIECES) + k)[None, :] * LANES

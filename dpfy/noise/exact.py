@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.random import Randomness
-from dpfy.noise import gaussian, memory, real
+from dpfy.noise import chacha, gaussian, memory, real
 from dpfy.noise.gaussian import Scratch
 from dpfy.noise.lattice import Lattice, pieces
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
@@ -52,13 +52,13 @@ class Draws:
     def chunks(self, address: int, scale: float) -> Iterator[tuple[Tensor, NDArray[np.intp]]]:
         """`scale` times the draw of `address`, a chunk at a time, in memory that the next chunk overwrites; and the values in it that are
         not known up to `scale` times `ERROR`."""
-        fill = self.randomness.keystream(self.stream, address)
+        fill, factor = self.randomness.keystream(self.stream, address), None
         for scratch, length in self._memory():
+            factor = scratch.squared(scale) if factor is None else factor
             fill(scratch.bits)
-            values, radius = scratch.transform(scratch.squared(scale)), scratch.radius
-            low, high = scratch.tensors[0].aminmax()
+            values, radius = scratch.transform(factor), scratch.radius
             unknown = np.empty(0, np.intp)
-            if low < scale * NEAREST or high > scale * FARTHEST:
+            if radius.min() < scale * NEAREST or radius.max() > scale * FARTHEST:
                 pairs = np.flatnonzero((radius < scale * NEAREST) | (radius > scale * FARTHEST))
                 unknown = np.concatenate([pairs, pairs + len(radius)])
             yield values[:length], unknown[unknown < length]
@@ -126,8 +126,27 @@ def add_(
     into: Sequence[Tensor] | None,
 ) -> None:
     """Release `sums` on the lattice, in place; with `into`, the results are rounded to the types of these tensors and written there."""
-    lay_(sums, on, terms, Draws(randomness, stream, sum(t.numel() for t in sums.values())), step, divisor, state)
-    gaussian.put(into, list(sums.values()))
+    require_route(sums, terms)
+    many = list(sums.values())
+    if any(t.is_cuda for t in many):
+        from dpfy.noise import exact_kernel
+
+        whole = [t.contiguous() for t in many]
+        exact_kernel.add_(whole, on, terms.draws[0][0], randomness.key(stream, step, chacha.KEY_BYTES), divisor, into)
+        if into is None:
+            torch._foreach_copy_([t for t in many if not t.is_contiguous()], [w for w, t in zip(whole, many) if w is not t])
+        return
+    lay_(sums, on, terms, Draws(randomness, stream, sum(t.numel() for t in many)), step, divisor, state)
+    gaussian.put(into, many)
+
+
+def require_route(like: Grads, terms: Terms) -> None:
+    """Refuse sums on a device where such noise cannot be made."""
+    elsewhere = [t for t in like.values() if t.device.type != "cpu"]
+    narrow = all(t.is_cuda and t.dtype is not torch.float64 for t in elsewhere)
+    if elsewhere and not (narrow and chacha.triton is not None and len(terms.draws) == 1 and terms.past is None):
+        what = f"exact noise of this kind on {elsewhere[0].device}"
+        raise Unsupported(what, 'use independent noise and parameters of at most 32 bits (with Triton), a CPU, or noise="float"')
 
 
 def lay_(sums: Grads, on: Lattice, terms: Terms, draws: Draws, step: int, divisor: float, state: State) -> None:
@@ -136,9 +155,6 @@ def lay_(sums: Grads, on: Lattice, terms: Terms, draws: Draws, step: int, diviso
     Guarantees: with t the real number (sum + noise) / step, a sum becomes (floor(t) + 1/2) steps over the divisor, rounded to its type;
     a sum that is not finite, one that is not finite. What is remembered is what was released less the sum.
     """
-    if any(t.device.type != "cpu" for t in sums.values()):
-        where = next(iter(sums.values())).device
-        raise Unsupported(f"exact noise of this kind on {where}", 'use independent noise, a CPU, or noise="float"')
     require()
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums.values()]
     past = None if terms.past is None else _Past(terms.past, state, sums, step, on)
@@ -159,8 +175,9 @@ def lay_(sums: Grads, on: Lattice, terms: Terms, draws: Draws, step: int, diviso
             _decide(cells, centre, {*near, *unknown.tolist()}, past, terms, draws, on, start)
         if past is not None:
             past.keep(start, cells, centre)
-        cells.add_(0.5).mul_(weight)  # the first is exact: one rounding, a function of the cell
         torch._foreach_copy_(parts, torch.split_with_sizes(cells, lengths))
+        for part in parts:
+            part.add_(0.5).mul_(weight)  # functions of the cell alone
     for t, row in zip(sums.values(), rows, strict=True):
         if not t.is_contiguous():
             t.copy_(row.view(t.shape))

@@ -128,18 +128,19 @@ def _values(key: bytes) -> NDArray[np.float64]:
     for size in SIZES:
         tiles = -(-size // chacha.TILE)
         blocks = np.arange(tile * chacha.LANES, (tile + tiles) * chacha.LANES, dtype=np.uint64)
-        pairs = _pairs(_words(blocks, key))  # [16, blocks]: value i of a block lies i times LANES after its first
+        pairs = _pairs(words_of(blocks, key))  # [16, blocks]: value i of a block lies i times LANES after its first
         made.append(pairs.reshape(16, tiles, chacha.LANES).transpose(1, 0, 2).reshape(-1)[:size])
         tile += tiles
     return np.concatenate(made)
 
 
-def _words(blocks: NDArray[np.uint64], key: bytes) -> NDArray[np.uint32]:
-    """The sixteen words of each block of the ChaCha keystream, as Bernstein (2008) defines it, with a nonce of zero."""
+def words_of(blocks: NDArray[np.uint64], key: bytes, nonce: int = 0) -> NDArray[np.uint32]:
+    """The sixteen words of each block of the ChaCha keystream, as Bernstein (2008) defines it, with this first word of the nonce."""
     start = np.zeros((16, len(blocks)), dtype=np.uint32)
     start[:4] = np.frombuffer(b"expand 32-byte k", dtype="<u4")[:, None]
     start[4:12] = np.frombuffer(key, dtype="<u4")[:, None]
     start[12], start[13] = (blocks & 0xFFFFFFFF).astype(np.uint32), (blocks >> np.uint64(32)).astype(np.uint32)
+    start[14] = nonce
     x = start.copy()
     quarters = [(i, 4 + (i + shift) % 4, 8 + (i + 2 * shift) % 4, 12 + (i + 3 * shift) % 4) for shift in (0, 1) for i in range(4)]
     for _ in range(chacha.ROUNDS // 2):

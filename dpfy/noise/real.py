@@ -17,19 +17,24 @@ PRECISION = 100
 CONTEXT = Context(prec=PRECISION)
 
 
-def pair(first: int, second: int, behind: bytes, bits: int = 64) -> tuple[Decimal, Decimal]:
-    """The pair of Gaussian numbers of two signed words of so many `bits`, and of the digits that follow each of them.
+def pair(first: int, second: int, behind: bytes) -> tuple[Decimal, Decimal]:
+    """The pair of Gaussian numbers of two signed words of 64 bits, and of the digits that follow each of them.
 
-    With k the word and 0 <= V < 1 its further digits, k + V is uniform between -2^(bits - 1) and 2^(bits - 1); u is its size over that,
-    and half the angle is pi / 2 times it over that. The pair is sqrt(-2 log u) times cosine and sine of the angle.
+    With k the word and 0 <= V < 1 its further digits, (k + V) / 2^63 is uniform between -1 and 1; u is the size of the first, and the
+    angle is pi times the second. The pair is sqrt(-2 log u) times cosine and sine of the angle.
     """
     with localcontext(CONTEXT):
         x, a = (
-            Decimal((word << 8 * DIGITS) + int.from_bytes(part, "little")) / (1 << 8 * DIGITS + bits - 1)
+            Decimal((word << 8 * DIGITS) + int.from_bytes(part, "little")) / (1 << 8 * DIGITS + 63)
             for word, part in ((first, behind[:DIGITS]), (second, behind[DIGITS:]))
         )
-        radius = (-2 * (abs(x) or Decimal(1) / (1 << 8 * DIGITS + bits)).ln()).sqrt()
-        sine, cosine = _turn(a)
+        return polar(abs(x) or Decimal(1) / (1 << 8 * DIGITS + 64), a)
+
+
+def polar(u: Decimal, part: Decimal) -> tuple[Decimal, Decimal]:
+    """sqrt(-2 log u) times cosine and sine of `part` of half a circle, which lies between -1 and 1."""
+    with localcontext(CONTEXT):
+        radius, (sine, cosine) = (-2 * u.ln()).sqrt(), _turn(part)
         return radius * cosine, radius * sine
 
 
@@ -41,7 +46,7 @@ def floor(parts: Iterable[float], noise: Iterable[tuple[Decimal, Decimal]]) -> i
 
 
 def _turn(part: Decimal) -> tuple[Decimal, Decimal]:
-    """Sine and cosine of `part` of half a circle, which lies between -1 and 1."""
+    """Sine and cosine of `part` of half a circle."""
     quarter = int((part * 2).to_integral_value())
     x = (part - Decimal(quarter) / 2) * pi()
     sine, cosine, term = Decimal(0), Decimal(0), Decimal(1)

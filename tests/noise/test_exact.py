@@ -112,8 +112,7 @@ def test_released_bits_are_those_of_real_arithmetic(name, dtype):
             x = [mpmath.mpf(v) for v in flat(total).tolist()]
             cells = [int(mpmath.floor(v / on.step + on.noise * n)) for v, n in zip(x, noise, strict=True)]
             made.append([(k + mpmath.mpf(0.5)) * on.step - v for k, v in zip(cells, x, strict=True)])
-            weight = on.step / 100.0
-            expected = torch.tensor([(k + 0.5) * weight for k in cells], dtype=torch.float64).to(dtype).double().numpy()
+            expected = torch.tensor(cells, dtype=dtype).add_(0.5).mul_(on.step / 100.0).double().numpy()
             assert np.array_equal(flat(out), expected), (name, step)
 
 

@@ -30,13 +30,13 @@ FORMS = [(False, False, 0), (True, False, 0), (False, True, 0), (False, False, 1
 def test_the_arithmetic_is_that_of_rfc_8439(monkeypatch: pytest.MonkeyPatch) -> None:
     """Appendix A.1, vectors 1 and 2: twenty rounds, a key and a nonce of zeros, counters 0 and 1."""
     monkeypatch.setattr(chacha, "ROUNDS", 20)
-    found = proof._words(np.arange(2, dtype=np.uint64), bytes(32))
+    found = proof.words_of(np.arange(2, dtype=np.uint64), bytes(32))
     assert found[:4, 0].tolist() == [0xADE0B876, 0x903DF1A0, 0xE56A5D40, 0x28BD8653]
     assert found[:4, 1].tolist() == [0xBEE7079F, 0x7A385155, 0x7C97BA98, 0x0D082D73]
 
 
 def test_values_are_standard_normal() -> None:
-    values = proof._pairs(proof._words(np.arange(40_000, dtype=np.uint64), bytes(32))).reshape(-1)
+    values = proof._pairs(proof.words_of(np.arange(40_000, dtype=np.uint64), bytes(32))).reshape(-1)
     assert abs(values.mean()) < 5 / len(values) ** 0.5
     assert abs(values.var() - 1) < 5 * (2 / len(values)) ** 0.5
     assert abs((values**4).mean() - 3) < 5 * (96 / len(values)) ** 0.5
