@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from dpfy.core import check
@@ -26,10 +27,11 @@ class Bound:
     linf: float = math.inf
 
     def __post_init__(self) -> None:
-        l2, l1, linf = (check.positive_or_infinite(f"bound.{f.name}", getattr(self, f.name)) for f in fields(self))
-        l2 = min(l2, l1, math.sqrt(l1) * math.sqrt(linf) * (1 + 2.0**-50))
-        for name, value in (("l2", l2), ("l1", l1), ("linf", min(linf, l2))):
-            object.__setattr__(self, name, value)
+        norms = (self.l2, self.l1, self.linf)
+        try:
+            self.__dict__.update(_norms(*norms))
+        except TypeError:  # what cannot be looked up is no number, and is refused by name
+            self.__dict__.update(_norms.__wrapped__(*norms))
 
     @classmethod
     def scalar(cls, most: float) -> Bound:
@@ -42,6 +44,14 @@ class Bound:
             way_out = f"bound what one unit adds: clip to Bound({norm}=...), or use a mechanism for a norm that is bounded"
             raise Unsupported(f"{what} on a value without a bound on its {norm} norm", way_out)
         return value
+
+
+@lru_cache(maxsize=256, typed=True)
+def _norms(l2: float, l1: float, linf: float) -> dict[str, float]:
+    """The norms, checked, and what follows from them. A step of training makes bounds of the same norms as the one before it."""
+    l2, l1, linf = (check.positive_or_infinite(f"bound.{n}", v) for n, v in (("l2", l2), ("l1", l1), ("linf", linf)))
+    l2 = min(l2, l1, math.sqrt(l1) * math.sqrt(linf) * (1 + 2.0**-50))
+    return {"l2": l2, "l1": l1, "linf": min(linf, l2)}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ over a public divisor. docs/decisions.md has the proof and what is left.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -88,15 +88,16 @@ def lay_(sums: list[Tensor], noise: Iterable[Tensor], lattice: Lattice, divisor:
     for place, found in tables.items():
         sums[place] = found.values
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums]
-    sizes, target, done = [row.numel() for row in rows], 0, 0
+    sizes, held = tuple([row.numel() for row in rows]), tuple(tables)
+    start = 0
     for piece in noise:
-        first, start = target, done
-        parts, lengths, target, done = pieces(rows, sizes, target, done, piece.numel())
-        groups = _groups(parts, lengths, first, start, tables)
+        end = start + piece.numel()
+        groups = _groups(sizes, start, end, held)
         cuts = [piece] if len(groups) == 1 else piece.split_with_sizes([group.length for group in groups])
-        for (parts, _, table, begin), part in zip(groups, cuts, strict=True):
-            if table is not None:
-                torch.add(half, table.add_to_(part, begin).floor_(), alpha=weight, out=parts[0])
+        for group, part in zip(groups, cuts, strict=True):
+            parts = [rows[row] if whole else rows[row][begin:stop] for row, begin, stop, whole in group.parts]
+            if group.table is not None:
+                torch.add(half, tables[group.table].add_to_(part, group.parts[0].begin).floor_(), alpha=weight, out=parts[0])
                 continue
             values = parts[0] if len(parts) == 1 else torch.cat(parts)
             torch.add(phase, values, alpha=inverse, out=values)
@@ -104,6 +105,7 @@ def lay_(sums: list[Tensor], noise: Iterable[Tensor], lattice: Lattice, divisor:
             torch.add(half, values, alpha=weight, out=values)
             if len(parts) > 1:
                 torch._foreach_copy_(parts, values.split_with_sizes([t.numel() for t in parts]))
+        start = end
     for t, row in zip(sums, rows, strict=True):
         if not t.is_contiguous():
             t.copy_(row.view(t.shape))
@@ -147,26 +149,42 @@ class _Table:
         return noise
 
 
+class _Part(NamedTuple):
+    """Some coordinates of a row, from `begin` to before `stop`; `whole` where that is all of it."""
+
+    row: int
+    begin: int
+    stop: int
+    whole: bool
+
+
 class _Group(NamedTuple):
-    """Parts of sums that follow each other and are worked on together, and their length; a part of a table, and where it begins."""
+    """Parts of rows that follow each other and are worked on together, and their length; or a part of one row that is a `table`."""
 
-    parts: list[Tensor]
+    parts: tuple[_Part, ...]
     length: int
-    table: _Table | None = None
-    begin: int = 0
+    table: int | None = None
 
 
-def _groups(parts: list[Tensor], lengths: list[int], first: int, begin: int, tables: Mapping[int, _Table]) -> list[_Group]:
-    """Parts that follow each other, from `begin` in row `first` on, large ones and those of tables by themselves."""
+@lru_cache(maxsize=256)
+def _groups(sizes: tuple[int, ...], start: int, end: int, tables: tuple[int, ...]) -> tuple[_Group, ...]:
+    """The coordinates from `start` to `end` of rows laid end to end, large parts and those of tables by themselves.
+
+    Held, since every step of a run asks for the same.
+    """
     groups: list[_Group] = []
-    for place, (part, length) in enumerate(zip(parts, lengths, strict=True), first):
-        table = tables.get(place)
+    first = 0
+    for row, size in enumerate(sizes):
+        begin, stop = max(start - first, 0), min(end - first, size)
+        first += size
+        if begin >= stop:
+            continue
+        part, length, table = _Part(row, begin, stop, stop - begin == size), stop - begin, row if row in tables else None
         if groups and max(length, groups[-1].length) < APART and table is None and groups[-1].table is None:
-            groups[-1] = _Group([*groups[-1].parts, part], groups[-1].length + length)
+            groups[-1] = _Group((*groups[-1].parts, part), groups[-1].length + length)
         else:
-            groups.append(_Group([part], length, table, begin))
-        begin = 0
-    return groups
+            groups.append(_Group((part,), length, table))
+    return tuple(groups)
 
 
 def pieces(
