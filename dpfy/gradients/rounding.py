@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -233,16 +232,18 @@ def block_norms(t: Tensor) -> Tensor:
 
 def joined_squares(norms: Tensor, like: Tensor) -> Tensor:
     """The second half of :func:`row_squares`, for blocks of rows of the shape and dtype of those of `like`."""
-    width = like.shape[1:].numel()
-    if norms.dim() == 1 and norms.device.type == "cpu" and not norms.requires_grad:
-        wide = norms.numpy().astype(np.float64)  # on short rows NumPy takes half of torch's time
-        wide *= wide
-        wide += (width + 2) * least(like.dtype)
-        return torch.from_numpy(wide)
-    squares = norms.double().square_()
+    wide, width = norms.double(), like.shape[1:].numel()
+    if norms.dim() == 1 and norms.device.type == "cpu":
+        return torch.addcmul(_number((width + 2) * least(like.dtype)), wide, wide)
+    squares = wide.square_()
     if norms.dim() == 1:
         return squares.add_((width + 2) * least(like.dtype))
     return _added(squares).add_((width + 2 * norms.shape[1]) * least(like.dtype))
+
+
+@cache
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
 
 
 def _added(squares: Tensor) -> Tensor:
