@@ -56,10 +56,14 @@ def query(
     Ranges and categories come from the schema, never from the data. Numbers outside their range are moved to its end; missing ones
     add nothing (or count as the fill of the schema); words that are not listed are (other). Every answer says how far off it may be.
     """
+    from dpfy.core.errors import InvalidInput
     from dpfy.queries import run
     from dpfy.queries.plan import Terms
-    from dpfy.runs.folder import Place
+    from dpfy.runs.folder import Place, ended
+    from dpfy.runs.mark import Mark
 
+    if resume and Mark.find(out) is None and not ended(out):
+        raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
     terms = Terms(epsilon, delta, user, most_records, most_groups, most_each, records)
     public = {"query": text, "epsilon": epsilon, "delta": delta, "user": user, "most_records": most_records}
     public |= {"most_groups": most_groups, "most_each": most_each, "records": records}

@@ -9,13 +9,15 @@ from typing import Any
 
 from dpfy.accounting import calibrate, table
 from dpfy.core import check, events
+from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.queries.sources import Columns
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import Share, StatisticClaim
+from dpfy.statistics.columns import Table
 from dpfy.statistics.selection import Unknown
-from dpfy.statistics.statistic import Statistic
+from dpfy.statistics.statistic import Spend, Statistic
 from dpfy.statistics.units import Contribution
 
 DOWN = 1 - 2.0**-40
@@ -103,7 +105,16 @@ def plan(text: str, columns: Columns, terms: Terms) -> Plan:
     else:
         both = [_calibrated(statistics, terms, family) for family in ("laplace", "gaussian")]
         claims = min(both, key=lambda made: _error(statistics, made))
+    _rehearse(statistics, claims, columns, terms)
     return Plan(query, columns, terms, statistics, claims)
+
+
+def _rehearse(statistics: Sequence[Statistic], claims: Sequence[StatisticClaim], columns: Columns, terms: Terms) -> None:
+    """Answer the query on an empty table: what cannot be done for a public reason is refused before anything is reserved."""
+    empty = Table({name: [] for name in columns.columns}, columns.columns)
+    for statistic, claim in zip(statistics, claims, strict=True):
+        permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
+        statistic.release(empty, Spend(claim, terms.contribution, permit))
 
 
 def _claims(statistics: Sequence[Statistic], terms: Terms, family: str, share: float) -> tuple[StatisticClaim, ...]:

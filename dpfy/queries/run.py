@@ -22,6 +22,7 @@ from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.claim import FILE
 from dpfy.statistics.columns import Column, Table, word
+from dpfy.statistics.statistic import Spend
 from dpfy.statistics.units import coded
 
 MOST_SHOWN = 50
@@ -84,7 +85,7 @@ def answer(data: Any, made: Plan, place: Place, progress: Progress = lambda what
         for statistic, claim in zip(made.statistics, made.claims, strict=True):
             progress(claim.question)
             permit = folder.begin(claim.name)
-            answers = statistic.release(table, claim, made.terms.contribution, permit, folder.randomness)
+            answers = statistic.release(table, Spend(claim, made.terms.contribution, permit, folder.randomness))
             shown = [answer.to_json() for answer in answers[:MOST_SHOWN]]
             folder.tell(claim.name, answers=shown, answers_in_all=len(answers))
             found += answers

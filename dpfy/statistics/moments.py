@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dpfy.core.values import Bound
 from dpfy.statistics.answer import Answer, Spread, ratio
 from dpfy.statistics.columns import Number, Table
-from dpfy.statistics.statistic import Sums, direct
+from dpfy.statistics.statistic import Sums, counted
 
 Floats = NDArray[np.float64]
 LINEAR = "the interval is by linear approximation"
@@ -54,7 +54,7 @@ class Count(Sums):
 
     def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
         """See `Sums`."""
-        yield direct(self.text, [sums[0, 0]], spread, {})
+        yield counted(self.text, [sums[0, 0]], spread, {})
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,8 @@ class Sum(Sums):
 
     def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
         """See `Sums`."""
-        found = direct(self.text, [sums[0, 0]], spread, {})
-        more = self.shift * (self.records or 0)
-        assert found.interval is not None
-        interval = (found.interval[0] + more, found.interval[1] + more)
-        yield Answer(self.text, float(found.value or 0) + more, found.standard_error, interval)
+        value, reach = float(sums[0, 0]) + self.shift * (self.records or 0), spread.reach([1.0])
+        yield Answer(self.text, value, spread.deviation, (value - reach, value + reach))
 
 
 @dataclass(frozen=True)

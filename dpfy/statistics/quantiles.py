@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check
-from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
@@ -30,7 +29,7 @@ from dpfy.mechanisms.bits import Bits
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.claim import Levels, Share, StatisticClaim
 from dpfy.statistics.columns import Number, Table
-from dpfy.statistics.statistic import Statistic
+from dpfy.statistics.statistic import Spend, Statistic
 from dpfy.statistics.units import Contribution
 
 Codes = NDArray[np.int64]
@@ -104,20 +103,13 @@ class Quantiles(Statistic):
             found = found * self.fine + (bits.words(table.size) % np.uint64(self.fine)).astype(np.int64)
         return np.where(np.isnan(numbers), -1, found)
 
-    def release(
-        self,
-        table: Table,
-        claim: StatisticClaim,
-        contribution: Contribution,
-        permit: Permit,
-        randomness: Randomness | None = None,
-    ) -> list[Answer]:
+    def release(self, table: Table, spend: Spend) -> list[Answer]:
         """See `Statistic`. How many choices are made, and among how many values, does not depend on the data."""
-        places = self.placed(table, randomness)
-        groups, kept = self.used(table, contribution, places >= 0)
-        tool = claim.tool
+        places = self.placed(table, spend.randomness)
+        groups, kept = self.used(table, spend.contribution, places >= 0)
+        tool = spend.claim.tool
         assert isinstance(tool, Levels)
-        chosen = _Chosen(self, tool, contribution.total, permit, randomness)
+        chosen = _Chosen(self, tool, spend)
         found = []
         for group, place in enumerate(self.groups.places()):
             mine = places[kept & (groups == group)]
@@ -128,7 +120,7 @@ class Quantiles(Statistic):
 
     def _answer(self, share: Fraction, place: int, group: dict[str, str], chosen: _Chosen) -> Answer:
         value = min(self.column.low + (place // self.fine) * self.step, self.column.high)
-        shown: float | int = int(value) if float(value).is_integer() else value
+        shown: float | int = int(value) if float(value).is_integer() and abs(value) < 1e15 else value
         where = {**group, **({"quantile": f"{float(share):g}"} if not self.end else {})}
         off = math.ceil(chosen.reach)
         note = f"its rank is off by at most {off} records in {LEVEL:.0%} of releases"
@@ -143,10 +135,13 @@ class _Chosen:
 
     asked: Quantiles
     tool: Levels
-    records: int
-    permit: Permit
-    randomness: Randomness | None
+    spend: Spend
     step: int = 0
+
+    @property
+    def records(self) -> int:
+        """Of one unit, at most."""
+        return self.spend.contribution.total
 
     @property
     def grain(self) -> float:
@@ -187,7 +182,7 @@ class _Chosen:
         """One exponential mechanism, by losses of which one unit changes each by at most its records times `target.change`."""
         scores = Bounded(-target.losses(counts), Bound(linf=float(target.change * self.records)))
         self.step += 1
-        return self.tool.release(scores, self.permit, self.randomness, self.step - 1).value
+        return self.tool.release(scores, self.spend.permit, self.spend.randomness, self.step - 1).value
 
 
 def _below(found: int) -> Codes:

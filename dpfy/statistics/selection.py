@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteLaplace
@@ -19,7 +17,7 @@ from dpfy.mechanisms.histogram import StabilityHistogram
 from dpfy.statistics.answer import LEVEL, Answer, Spread
 from dpfy.statistics.claim import Share, StatisticClaim
 from dpfy.statistics.columns import Column, Table, Words
-from dpfy.statistics.statistic import Statistic, spread_of
+from dpfy.statistics.statistic import Spend, Statistic, counted, spread_of
 from dpfy.statistics.units import Contribution, coded
 
 MOST_WORD = 200
@@ -39,25 +37,18 @@ class Mode(Statistic):
         name = "permute-and-flip" if share.pure else "exponential-monotone"
         return self._claim(name, share.of_choice(1), float(contribution.total), draws=self.groups.count, **about)
 
-    def release(
-        self,
-        table: Table,
-        claim: StatisticClaim,
-        contribution: Contribution,
-        permit: Permit,
-        randomness: Randomness | None = None,
-    ) -> list[Answer]:
+    def release(self, table: Table, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
-        codes, size = table.codes(self.column.name), len(self.column.words)
+        codes, size, contribution = table.codes(self.column.name), len(self.column.words), spend.contribution
         groups, kept = self.used(table, contribution, codes < size)
-        tool, found = claim.tool, []
+        tool, found = spend.claim.tool, []
         assert isinstance(tool, Exponential | PermuteAndFlip)
         off = math.ceil(contribution.total * tool.moves / tool.epsilon * math.log(size / (1 - LEVEL)))
         note = f"at most {off} records fewer than the most frequent, in {LEVEL:.0%} of releases"
         for group, place in enumerate(self.groups.places()):
             counts = np.bincount(codes[kept & (groups == group)], minlength=size)
             scores = Bounded(counts, Bound(linf=float(contribution.total)))
-            chosen = tool.release(scores, permit, randomness, group).value
+            chosen = tool.release(scores, spend.permit, spend.randomness, group).value
             found.append(Answer(self.text, self.column.words[chosen], place=place, note=note))
         return found
 
@@ -88,29 +79,22 @@ class Unknown(Statistic):
         """The answers of one group from its keys and noisy counts."""
         raise NotImplementedError
 
-    def release(
-        self,
-        table: Table,
-        claim: StatisticClaim,
-        contribution: Contribution,
-        permit: Permit,
-        randomness: Randomness | None = None,
-    ) -> list[Answer]:
+    def release(self, table: Table, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
         keys, groups = self.keys(table), self.groups.codes(table)
         pairs = [(int(g), k) for g, k in zip(groups, keys, strict=True)]
         counted = np.array([k is not None and g >= 0 for g, k in pairs], bool)
-        kept = contribution.kept(table.owners, np.where(counted, coded([repr(p) for p in pairs]), -1))
+        kept = spend.contribution.kept(table.owners, np.where(counted, coded([repr(p) for p in pairs]), -1))
         counts: dict[Hashable, int] = {}
         for row in np.flatnonzero(kept).tolist():
             counts[pairs[row]] = counts.get(pairs[row], 0) + 1
-        tool = claim.tool
+        tool = spend.claim.tool
         assert isinstance(tool, StabilityHistogram)
-        released: Mapping[Any, float] = tool.release(Bounded(counts, tool.bound), permit, randomness).value
+        released: Mapping[Any, float] = tool.release(Bounded(counts, tool.bound), spend.permit, spend.randomness).value
         found = []
         for group, place in enumerate(self.groups.places()):
             mine = {key: count for (at, key), count in released.items() if at == group}
-            found += self.found(mine, spread_of(claim), place, claim.threshold)
+            found += self.found(mine, spread_of(spend.claim), place, spend.claim.threshold)
         return found
 
 
@@ -124,17 +108,11 @@ class Top(Unknown):
 
     def found(self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int) -> list[Answer]:
         """See `Unknown`."""
-        note, reach = f"words of fewer than {threshold} records after noise are not shown", spread.reach([1.0])
+        note = f"words of fewer than {threshold} records after noise are not shown"
+        found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return [
-            Answer(
-                self.text,
-                int(count),
-                spread.deviation,
-                (count - reach, count + reach),
-                {**place, self.column.name: str(word)},
-                note,
-            )
-            for word, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            replace(counted(self.text, [count], spread, {**place, self.column.name: str(word)}), note=note)
+            for word, count in found
         ]
 
 

@@ -26,6 +26,10 @@ from dpfy.statistics.columns import Column, Number, Open, Table, Words
 from dpfy.statistics.language import Condition
 from dpfy.statistics.units import Contribution
 
+FINE, WIDEST = 24, 44
+"""Bits between a contribution and a step of the grid, and between the noise and a step, at most."""
+LEAST_RATE = 2.0**-10
+"""Below this rate noise is so wide that nobody misses whole numbers, and tables of it are long."""
 NORMS = {"laplace": "l1", "gaussian": "l2"}
 MOST_CELLS = 1 << 20
 """Numbers that one statistic may release."""
@@ -78,6 +82,16 @@ def _holds(column: Column, condition: Condition, table: Table) -> NDArray[np.boo
 
 
 @dataclass(frozen=True)
+class Spend:
+    """What a release is made with: its claim, how much one unit may add, the permit, and the secret of the run (or fresh entropy)."""
+
+    claim: StatisticClaim
+    contribution: Contribution
+    permit: Permit
+    randomness: Randomness | None = None
+
+
+@dataclass(frozen=True)
 class Statistic(ABC):
     """What is asked: `text` as it was written, over the groups `groups`. All of it is public.
 
@@ -112,14 +126,7 @@ class Statistic(ABC):
         """The claim of this statistic, where it may spend `share`."""
 
     @abstractmethod
-    def release(
-        self,
-        table: Table,
-        claim: StatisticClaim,
-        contribution: Contribution,
-        permit: Permit,
-        randomness: Randomness | None = None,
-    ) -> list[Answer]:
+    def release(self, table: Table, spend: Spend) -> list[Answer]:
         """The answers.
 
         Guarantees: the bill of the permit is the claim's, which is all that is done. What the records hold raises nothing, and does not
@@ -206,29 +213,32 @@ class Sums(Statistic):
         bound = contribution.bound(self.one(NORMS[share.family]))
         if share.family == "gaussian":
             return self._claim("gaussian", moves / share.size, bound.l2, **about)
-        if self.whole:
-            return self._claim("discrete-laplace", share.size / (moves * bound.l1), bound.l1, **about)
+        if self.whole and (rate := share.size / (moves * bound.l1)) >= LEAST_RATE:
+            return self._claim("discrete-laplace", rate, bound.l1, **about)
         return self._claim("laplace", moves / share.size, bound.l1, **about)
 
     def error(self, claim: StatisticClaim) -> float:
         """See `Statistic`."""
         return spread_of(claim).error(self.leading(norm_of(claim)))
 
-    def release(
-        self,
-        table: Table,
-        claim: StatisticClaim,
-        contribution: Contribution,
-        permit: Permit,
-        randomness: Randomness | None = None,
-    ) -> list[Answer]:
+    def release(self, table: Table, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
-        norm, tool, grid = norm_of(claim), claim.tool, None
+        norm, tool = norm_of(spend.claim), spend.claim.tool
         assert isinstance(tool, Laplace | Gaussian | DiscreteLaplace)
-        if not isinstance(tool, DiscreteLaplace):
-            grid = tool.grid(contribution.bound(self.one(norm)), self.groups.count * self.cells * self.width(norm))
-        noisy = tool.release(self.total(table, contribution, norm, grid), permit, randomness).value
-        return self.answers(noisy, spread_of(claim), norm)
+        if isinstance(tool, DiscreteLaplace):
+            total, spread = self.total(table, spend.contribution, norm, None), spread_of(spend.claim)
+        else:
+            bound = spend.contribution.bound(self.one(norm))
+            grid = self.grid(tool, bound, self.groups.count * self.cells * self.width(norm))
+            total = self.total(table, spend.contribution, norm, grid)
+            spread = Spread(spend.claim.mechanism, tool.scale(total.bound))
+        return self.answers(tool.release(total, spend.permit, spend.randomness).value, spread, norm)
+
+    def grid(self, tool: Laplace | Gaussian, bound: Bound, numbers: int) -> Grid:
+        """The grid on which sums are made: as fine as the noise asks for and as contributions, and no finer than noise can be drawn on."""
+        fine = math.frexp(bound.linf / math.sqrt(numbers))[1] - FINE
+        coarse = math.frexp(tool.scale(bound))[1] - WIDEST
+        return Grid(max(coarse, min(tool.grid(bound, numbers).exponent, 0 if self.whole else fine)))
 
     def answers(self, sums: NDArray[Any], spread: Spread, norm: str) -> list[Answer]:
         """All answers from the noisy sums [groups, cells, width]."""
@@ -273,10 +283,10 @@ def of_size(function: str, cells: int) -> int:
     return cells
 
 
-def direct(text: str, values: Sequence[float], spread: Spread, place: Mapping[str, str]) -> Answer:
-    """An answer that is the sum of released numbers."""
+def counted(text: str, values: Sequence[float], spread: Spread, place: Mapping[str, str]) -> Answer:
+    """A count that is the sum of released numbers. No count is below zero, so none is answered, which is never farther off."""
     ones = [1.0] * len(values)
     value = sum(float(v) for v in values)
-    reach = spread.reach(ones)
-    shown: float | int = int(value) if spread.whole else value
-    return Answer(text, shown, spread.error(ones), (value - reach, value + reach), place)
+    reach, shown = spread.reach(ones), max(value, 0.0)
+    ends = (max(value - reach, 0.0), max(value + reach, 0.0))
+    return Answer(text, int(shown) if spread.whole else shown, spread.error(ones), ends, place)

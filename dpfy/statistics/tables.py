@@ -15,7 +15,7 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.grid import Grid
 from dpfy.statistics.answer import Answer, Spread, ratio
 from dpfy.statistics.columns import Number, Table, Words
-from dpfy.statistics.statistic import Sums, direct
+from dpfy.statistics.statistic import Sums, counted
 from dpfy.statistics.units import Contribution
 
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ class Bins(Cells):
         for k, total in enumerate(sums[:, 0]):
             end = "]" if k == self.cells - 1 else ")"
             place = {self.column.name: f"[{self.edges[k]:g}, {self.edges[k + 1]:g}{end}"}
-            yield direct(self.text, [total], spread, place)
+            yield counted(self.text, [total], spread, place)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Contingency(Cells):
                 moved = np.moveaxis(cube, kept, range(order))
                 for cell in np.ndindex(*(self.shape[a] for a in kept)):
                     place = {self.columns[a].name: self.columns[a].cells[i] for a, i in zip(kept, cell, strict=True)}
-                    yield direct(self.text, moved[cell].ravel().tolist(), spread, place)
+                    yield counted(self.text, moved[cell].ravel().tolist(), spread, place)
 
 
 @dataclass(frozen=True)

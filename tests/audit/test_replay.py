@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -15,8 +18,12 @@ from dpfy.mechanisms.additive import Gaussian, Laplace
 from dpfy.mechanisms.discrete import DiscreteLaplace
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import Share
-from dpfy.statistics.columns import Number, Open, Table, Words
+from dpfy.statistics.columns import Table
+from dpfy.statistics.statistic import Spend
 from dpfy.statistics.units import Contribution, coded
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "statistics"))
+from public import COLUMNS
 
 SECRET = Randomness.for_tests(5)
 
@@ -26,15 +33,6 @@ def noisy(mechanism, value, bound, name):
     return mechanism.release(Bounded(value, bound), permit, SECRET).value
 
 
-COLUMNS = {
-    "age": Number("age", 0, 100),
-    "hours": Number("hours", -5, 60, fill=40),
-    "share": Number("share", 0, 1),
-    "sex": Words("sex", ("f", "m")),
-    "job": Words("job", ("a", "b", "c")),
-    "guess": Words("guess", ("f", "m")),
-    "id": Open("id"),
-}
 ASKED = [
     "count()",
     "sum(age)",
@@ -99,7 +97,7 @@ def asked(text, family, contribution=ONE, records=None, **about):
         if contribution.records > 1:
             table.owners = coded([str(row["id"]) for row in rows])
         permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
-        return [a.to_json() for a in statistic.release(table, claim, contribution, permit, SECRET)]
+        return [a.to_json() for a in statistic.release(table, Spend(claim, contribution, permit, SECRET))]
 
     return run, claim.event
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,21 +17,14 @@ from dpfy.core.unit import Adjacency
 from dpfy.statistics import functions, language
 from dpfy.statistics.answer import Spread, ratio
 from dpfy.statistics.claim import Share
-from dpfy.statistics.columns import OTHER, Number, Open, Table, Words
+from dpfy.statistics.columns import OTHER, Table
 from dpfy.statistics.quantiles import Target
-from dpfy.statistics.statistic import spread_of
+from dpfy.statistics.statistic import Spend, spread_of
 from dpfy.statistics.tables import consistent
 from dpfy.statistics.units import Contribution, coded
 
-COLUMNS = {
-    "age": Number("age", 0, 100),
-    "hours": Number("hours", -5, 60, fill=40),
-    "share": Number("share", 0, 1),
-    "sex": Words("sex", ("f", "m")),
-    "job": Words("job", ("a", "b", "c")),
-    "guess": Words("guess", ("f", "m")),
-    "id": Open("id"),
-}
+sys.path.insert(0, str(Path(__file__).parent))
+from public import COLUMNS
 
 
 def people(n=500, seed=0):
@@ -55,7 +50,7 @@ def answered(text, data, share=5e3, family="laplace", contribution=None, records
     for statistic in functions.build(language.parse(text), COLUMNS, records):
         claim = statistic.claim(contribution, Share(share, family, delta=1e-6), **about)
         permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
-        found += statistic.release(table, claim, contribution, permit, Randomness.for_tests(seed))
+        found += statistic.release(table, Spend(claim, contribution, permit, Randomness.for_tests(seed)))
     return found
 
 
@@ -243,6 +238,19 @@ def test_a_ratio_with_few_records_says_that_it_does_not_know():
     assert error <= 1
     assert -1 <= value <= 1
     assert ratio([1.0], [0.0], [3.0], Spread("laplace", 5.0), (-1.0, 1.0), known=-0.0)[2] == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("family", ["laplace", "gaussian"])
+@pytest.mark.parametrize("share", [1e-9, 1e-6, 1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("text", ["count() by job", "sum(age)", "mean(hours)", "covariance(age, hours)"])
+def test_the_noise_is_as_large_as_it_says_however_large(text, share, family):
+    found = [a for seed in range(8) for a in answered(text, people(50), share, family, seed=seed)]
+    if text == "sum(age)":
+        errors = [(a.value - people(50)["age"].sum()) / a.standard_error for a in found]
+        assert 0.2 < np.sqrt(np.mean(np.square(errors))) < 3
+        assert found[0].standard_error == pytest.approx(100 / share * (math.sqrt(2) if family == "laplace" else 1), rel=1e-3)
+    for a in found:
+        assert a.interval[0] <= a.value <= a.interval[1]
 
 
 def test_one_rule_prices_all_statistics():
