@@ -134,3 +134,12 @@ def sigma_analytic(target: float, delta: float) -> float:
             break
         low, high = (middle, high) if log_delta(1 / middle, target) > goal else (low, middle)
     return high * _UP
+
+
+def least_coordinates(target: float, delta: float) -> int:
+    """From how many coordinates on Gaussian noise has less variance than Laplace noise at `target` (and `delta`).
+
+    A unit adds at most 1 to each of d coordinates, so d in the L1 norm and sqrt(d) in the L2 norm: Laplace noise has the variance
+    2 (d / epsilon)^2 in each, Gaussian noise d sigma^2.
+    """
+    return math.floor((check.positive("epsilon", target) * sigma_analytic(target, delta)) ** 2 / 2) + 1

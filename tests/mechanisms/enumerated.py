@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
@@ -149,6 +150,15 @@ def hockey_stick(p: dict, q: dict, epsilon: float) -> float:
     return total / ONE
 
 
+@cache
+def billed(event, adjacency, accountant) -> list[float]:
+    """The epsilons of an event at the deltas."""
+    if isinstance(event, events.Laplace):
+        return [LaplaceCurve(event).epsilon(float(delta)) for delta in DELTAS]
+    curve = accounting.curve(event, adjacency=adjacency, accountant=accountant)
+    return [curve.epsilon(float(delta)) for delta in DELTAS]
+
+
 def check(laws: list[dict], event, adjacency, accountant="tight") -> float:
     """Every pair of laws, in both directions, at 50 deltas against the curve that is billed. Returns the largest delta at epsilon 0.
 
@@ -156,15 +166,9 @@ def check(laws: list[dict], event, adjacency, accountant="tight") -> float:
     """
     missing = 100 * max(1 - sum(law.values()) / ONE for law in laws) + 1e-12
     assert missing < 1e-7, missing
-    curve = (
-        LaplaceCurve(event)
-        if isinstance(event, events.Laplace)
-        else accounting.curve(event, adjacency=adjacency, accountant=accountant)
-    )
     pairs = [(p, q) for p in laws for q in laws if p is not q]
-    for delta in DELTAS:
-        if math.isfinite(epsilon := curve.epsilon(float(delta))):
-            for p, q in pairs:
-                found = hockey_stick(p, q, epsilon)
-                assert found <= delta + missing, (event, epsilon, delta, found)
+    for delta, epsilon in zip(DELTAS, billed(event, adjacency, accountant), strict=True):
+        for p, q in pairs if math.isfinite(epsilon) else ():
+            found = hockey_stick(p, q, epsilon)
+            assert found <= delta + missing, (event, epsilon, delta, found)
     return max(hockey_stick(p, q, 0.0) for p, q in pairs)

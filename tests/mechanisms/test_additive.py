@@ -32,15 +32,13 @@ def test_a_permit_is_spent_once_and_for_this_event(mechanism):
         mechanism.release(value, rehearsal(type(mechanism)(3.0).event, 1))
     assert mechanism.release(value, rehearsal(mechanism.event, 2), secret).value == first  # a resumed run draws the same
     assert mechanism.release(value, rehearsal(mechanism.event, 2, "other"), secret).value != first
-    assert (
-        len(
-            {
-                mechanism.release(Bounded(np.zeros(9, int), Bound(1.0, 1.0)), rehearsal(mechanism.event, 1)).value.tobytes()
-                for _ in range(40)
-            }
-        )
-        == 40
-    )
+
+
+@pytest.mark.parametrize("mechanism", ALL, ids=repr)
+def test_no_two_releases_share_their_noise(mechanism):
+    """A seed of one byte has 256 noises: among 200 releases some would be the same (all but 1 in 10^33)."""
+    value = Bounded(np.zeros(40, int), Bound(1.0, 1.0))
+    assert len({mechanism.release(value, rehearsal(mechanism.event, 1)).value.tobytes() for _ in range(200)}) == 200
 
 
 @pytest.mark.parametrize(
@@ -108,3 +106,21 @@ def test_the_salary_mean():
     within = [float(np.mean(abs(answers - 60_000) < width)) for width in (806, 1612)]
     assert within[0] == pytest.approx(0.6827, abs=0.006)
     assert within[1] == pytest.approx(0.9545, abs=0.003)
+
+
+def test_laplace_for_one_number_gaussian_for_many():
+    """The figure of docs/mechanisms.md: at epsilon 1/2 and delta 1e-6, Gaussian noise from 9 coordinates on."""
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    from laplace_gaussian import measured
+
+    assert rules.least_coordinates(0.5, 1e-6) == 9
+    for coordinates, better in ((1, 0), (4, 0), (16, 1), (300, 1)):
+        found = measured(0.5, 1e-6, coordinates)
+        assert found[better] < found[1 - better]
+        expected = (math.sqrt(8) * coordinates, math.sqrt(coordinates) * rules.sigma_analytic(0.5, 1e-6))
+        assert found == pytest.approx(expected, rel=0.05)
+    assert [rules.least_coordinates(epsilon, 1e-6) for epsilon in (0.1, 1.0, 4.0)] == [7, 9, 12]
+    assert rules.least_coordinates(0.5, 1e-12) > rules.least_coordinates(0.5, 1e-6)  # ever more so for a small delta

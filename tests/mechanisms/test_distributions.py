@@ -28,6 +28,7 @@ from dpfy.mechanisms.staircase import Staircase, edge, expected_size
 SECRET = Randomness.for_tests(17)
 FEW, MANY = 20_000, 1_000_000
 SIZES = [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.slow)]
+ONE_BY_ONE = [pytest.param(8_000, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.slow)]
 ACCEPT, REJECT = 1e-4, 1e-9
 
 
@@ -88,7 +89,7 @@ def test_noise_on_a_grid(mechanism, count):
     assert (drawn > high).mean() == pytest.approx(0.01, rel=0.3)  # not cut
 
 
-@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("count", ONE_BY_ONE)
 def test_staircase(count):
     mechanism, most = Staircase(1.2), 6
     permit, value = rehearsal(mechanism.event, count), Bounded(Laid(Grid(0), np.array(0)), Bound.scalar(float(most)))
@@ -208,7 +209,7 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("count", ONE_BY_ONE)
 @pytest.mark.parametrize(("mechanism", "law"), CHOICES, ids=lambda v: repr(v) if not callable(v) else "")
 def test_choices(mechanism, law, count):
     permit, value = rehearsal(mechanism.event, count), Bounded(SCORES, Bound(linf=1.0))
@@ -237,7 +238,7 @@ def test_permute_and_flip_is_never_worse():
         assert errors[0] <= errors[1] + 1e-12
 
 
-@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("count", ONE_BY_ONE)
 def test_candidates_of_equal_score_in_one(count):
     """A stretch of a public range stands for all of its places."""
     mechanism, sizes = Exponential(0.8), [1, 0, 1000, 2, 40]
@@ -256,7 +257,7 @@ def test_the_number_of_runs(mean, shape):
     from dpfy.accounting.tuning import trials_pmf
     from dpfy.core.trials import gamma_for
 
-    count = 4000
+    count = 1500
     mechanism, bits = PrivateSelection(DiscreteLaplace(1.0).event, mean, shape), Bits(SECRET, f"runs {shape}", 0)
     drawn = np.array([mechanism.runs(bits) for _ in range(count)])
     assert drawn.min() >= 1
@@ -274,17 +275,17 @@ def test_poisson_and_geometric_numbers():
     from fractions import Fraction
 
     bits = Bits(SECRET, "numbers", 0)
-    drawn = np.array([poisson(Fraction(9, 4), bits) for _ in range(4000)])
+    drawn = np.array([poisson(Fraction(9, 4), bits) for _ in range(2000)])
     found = np.bincount(drawn, minlength=30)
     assert chi_square(found, stats.poisson(2.25).pmf(np.arange(30))) > ACCEPT
     assert chi_square(found, stats.poisson(1.5).pmf(np.arange(30))) < REJECT
-    drawn = np.array([geometric_number(Fraction(1, 10), bits) for _ in range(4000)])
+    drawn = np.array([geometric_number(Fraction(1, 10), bits) for _ in range(2000)])
     assert chi_square(np.bincount(drawn, minlength=200), 0.1 * 0.9 ** np.arange(200)) > ACCEPT
 
 
 def test_a_key_of_one_unit_is_released_as_often_as_billed():
     mechanism = StabilityHistogram(DiscreteLaplace(1.0), 5)
-    count = 20_000
+    count = 8_000
     permit = rehearsal(mechanism.event, count)
     value = Bounded({"one": 1}, mechanism.bound)
     found = sum(bool(mechanism.release(value, permit, SECRET, step).value) for step in range(count))

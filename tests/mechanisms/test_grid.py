@@ -115,3 +115,9 @@ def test_norms_that_follow_are_filled_in():
     assert Bound(l1=4.0, linf=1.0).l2 >= 2
     assert Bound(1.0) == Bound(1.0, math.inf, 1.0)
     assert Bound().l2 == math.inf
+
+
+def test_a_row_that_is_no_number_adds_nothing():
+    grid, bound = Grid(-8), Bound(l1=2.0)
+    for odd in (math.nan, math.inf, -math.inf):
+        assert grid.sum([[odd, 1.0], [0.5, 0.25]], bound).value.counts.tolist() == [128, 64]
