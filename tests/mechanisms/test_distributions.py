@@ -262,8 +262,7 @@ def test_the_number_of_runs(mean, shape):
     drawn = np.array([mechanism.runs(bits) for _ in range(count)])
     assert drawn.min() >= 1
     law = [
-        np.array([trials_pmf(shape, gamma_for(shape, m), k) for k in range(1, 200)])
-        for m in (mean, 1 + (mean - 1) * 2 / 3, mean * 1.5)
+        np.array([trials_pmf(shape, gamma_for(shape, m), k) for k in range(1, 200)]) for m in (mean, 1 + (mean - 1) / 2, mean * 2)
     ]
     found = np.bincount(np.minimum(drawn - 1, 199), minlength=200)
     assert chi_square(found, law[0]) > 1e-3

@@ -142,6 +142,14 @@ def test_a_stream_ends_with_its_answers_and_its_permit():
         mechanism.open(rehearsal(mechanism.event, 5), SECRET).ask(Bounded(0, Bound.scalar(2.0)))
 
 
+def test_every_stream_has_a_threshold_of_its_own():
+    mechanism = SparseVector(1.0, 0.0)
+    streams = [mechanism.open(rehearsal(mechanism.event, 3), Randomness.for_tests(k)) for k in range(30)]
+    assert len({s._threshold for s in streams}) == 30
+    assert np.std([math.ldexp(s._threshold, mechanism.grid.exponent) for s in streams]) > 1
+    assert mechanism.open(rehearsal(mechanism.event, 3))._threshold != mechanism.open(rehearsal(mechanism.event, 3))._threshold
+
+
 def test_a_resumed_stream_answers_the_same():
     mechanism, questions = SparseVector(2.0, 5.0, answers=3, numeric=0.3), [3, 6, 4, 9, 1]
 
