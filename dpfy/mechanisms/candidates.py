@@ -65,8 +65,7 @@ class PrivateSelection:
     def release(self, run: Run[T], permit: Permit, randomness: Randomness | None = None, step: int = 0) -> Private[T | None]:
         """The output of the best run; None if there was none (Poisson). Ties go to the first.
 
-        `run` releases `candidate` under the permit and from the secret that it is given; each run's permit has a name of its own, so
-        that no two draw the same noise.
+        `run` releases `candidate` under the permit and from the secret that it is given, its own.
 
         Guarantees: the number of runs is never told, if `run` tells nothing of itself; a score that is not a number is the worst.
         """
@@ -74,7 +73,9 @@ class PrivateSelection:
         count = self.runs(source(self.event, permit, secret, step))
         best: tuple[float, T | None] = (-math.inf, None)
         for number in range(count):
-            score, output = run(number, permit.inner(self.candidate, number), secret)
+            # A secret of its own for each run: no name that a claim may have leads to the same noise.
+            own = Randomness(bytes.fromhex(secret.tag("run", f"{permit.name}:{step}:{number}".encode())), secret.fixed)
+            score, output = run(number, permit.inner(self.candidate, number), own)
             if number == 0 or (not math.isnan(score) and score > best[0]):
                 best = (-math.inf if math.isnan(score) else score, output)
         return Private(best[1])

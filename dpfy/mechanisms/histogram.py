@@ -94,7 +94,7 @@ class StabilityHistogram:
         present = sorted(
             ((k, c) for k, c in counts.value.items() if c > 0), key=lambda item: (type(item[0]).__name__, repr(item[0]))
         )
-        numbers = np.array([min(int(c), 1 << 60) for _, c in present], dtype=np.int64)
+        numbers = np.array([int(min(c, 1 << 60)) for _, c in present], dtype=np.int64)
         if isinstance(self.noise, DiscreteLaplace):
             noisy, least, exponent = numbers + self.noise.noise(len(present), bits), self.threshold, 0
         else:

@@ -233,11 +233,12 @@ def test_the_smooth_median_of_dense_data_is_close():
 
 def test_keys_come_sorted_and_absent_ones_never():
     mechanism = StabilityHistogram.of(1.0, 1e-9)
-    counts = {"b": 500, "a": 400, "zero": 0, "less": -3, 7: 300, "one": 1}
+    counts = {"b": 500, "a": 400, "zero": 0, "less": -3, 7: 300, "one": 1, "no number": math.nan}
     found = release(mechanism, counts, mechanism.bound)
     again = release(mechanism, dict(reversed(counts.items())), mechanism.bound)
     assert list(found) == list(again) == [7, "a", "b"]
     assert found == again
+    assert release(mechanism, {"many": math.inf, "more": 10**30}, mechanism.bound)["more"] > 1e17
     wide = StabilityHistogram(Gaussian(2.0), 60, keys=4, most=2)
     assert set(release(wide, {"a": 1000, "b": 1}, wide.bound)) == {"a"}
     assert wide.delta < 1e-6
