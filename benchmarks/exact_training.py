@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,7 @@ from dpfy.noise.blt import Blt
 from dpfy.noise.inverse import inverse_square_root_banded
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.stream import NoiseStream
+from noise import seconds
 
 WARM = 5
 STRATEGIES: dict[str, Strategy] = {
@@ -35,8 +35,10 @@ STRATEGIES: dict[str, Strategy] = {
     "blt 2": Blt((0.98, 0.7), (0.2, 0.3)),
     "inverse 4": inverse_square_root_banded(4),
 }
-SHAPES = {
-    "128 lanes": {},
+SHAPES: dict[str, dict[str, int | None]] = {
+    "as shipped": {},
+    "72 registers": {"REGISTERS": None},
+    "48 registers": {"REGISTERS": 48},
     "256 lanes": {"WIDTH": 256},
     "64 lanes": {"WIDTH": 64},
     "rows by 32": {"ROOM": 32},
@@ -56,22 +58,7 @@ def stage(strategy: Strategy, total: dict[str, torch.Tensor], exact: bool, scale
     return run
 
 
-def seconds(run: Callable[[int], None], step: int, device: str) -> float:
-    """Of the device, which is kept busy until the host has asked for everything; on a CPU, of its own time."""
-    if device != "cuda":
-        start = time.thread_time()
-        run(step)
-        return time.thread_time() - start
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(4_000_000)
-    first.record()
-    run(step)
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last) / 1e3
-
-
-def shaped(run: Callable[[int], None], constants: dict[str, int]) -> Callable[[int], None]:
+def shaped(run: Callable[[int], None], constants: dict[str, int | None]) -> Callable[[int], None]:
     """The stage with other constants of the kernel."""
 
     def other(step: int) -> None:

@@ -28,6 +28,8 @@ ERROR = 2.0**-17
 """By how much a unit draw, and its sum with a fraction of a step, can be off in single precision, in standard deviations."""
 LISTS, WORKERS, ROOM = 256, 16, 64
 """Lists of undecided values, programs that work on each of them, and rows that a program takes at a time."""
+REGISTERS: int | None = 56
+"""Of a thread of the first launch: with fewer there are more programs under way; with these nothing is spilled (None: as it comes)."""
 LOGARITHM, TURN = 23, 14
 """Terms of the series of the logarithm, and of sine and cosine, for a hundred bits."""
 
@@ -87,7 +89,7 @@ def launch(
         scalars = (1 / lattice.step, lattice.step, divisor)
         _find[(programs,)](
             at.table, at.owners, *words, single_up(noise), *scalars, noise * error if error < 1 else 1.0, counts, rows, room,
-            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, OUT=kind, LISTS=LISTS, num_warps=WIDTH // 32,
+            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, OUT=kind, LISTS=LISTS, num_warps=WIDTH // 32, **({"maxnreg": REGISTERS} if REGISTERS and device.type == "cuda" else {}),
         )  # fmt: skip
         fused = device.type == "cuda"
         _decide[(LISTS * WORKERS,)](
@@ -132,15 +134,10 @@ if triton is not None:
 
     @triton.jit
     def _radius(a):
-        """The radius for the first word of a pair; infinite where single precision, or the word, has too few digits for it.
-
-        Next to u = 1 the logarithm is a few terms of its series in 1 - u, which keeps its digits there.
-        """
+        """The radius for the first word of a pair; infinite where single precision, or the word, has too few digits for it."""
         u = (a.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-        w = ((a ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-        near = w * (2.0 + w * (1.0 + w * (0.6666666865348816 + w * 0.5)))
-        square = tl.where(w < 0.0078125, near, -2.0 * tl.log(u))
-        return tl.where((square > 5.9604644775390625e-08) & (square < 20.75), tl.sqrt(square), float("inf"))
+        square = -2.0 * tl.log(u)
+        return tl.where(tl.abs(square - 10.375244140625) < 10.375, tl.sqrt(square), float("inf"))
 
     @triton.jit
     def _turn(b):
@@ -159,6 +156,18 @@ if triton is not None:
         radius = tl.where((b & 0x80000000) != 0, -radius, radius)
         cosine, sine = _turn(b)
         return radius * cosine, radius * sine
+
+    @triton.jit
+    def _lay(y, target, out, scale, inverse, step, divisor, error, word, inside, MASKED: tl.constexpr):
+        """Release the values whose cells are known; a bit for each of the others, row by row, which stay what they were."""
+        moved = (tl.load(target, mask=inside, other=0.0) if MASKED else tl.load(target)) * inverse
+        whole = tl.floor(moved)
+        t = (moved - whole) + scale * y
+        cell = tl.floor(t)
+        sure = tl.abs(t - cell - 0.5) < 0.5 - error  # not so where something is not a number
+        tl.store(out, (whole + cell + 0.5) * step / divisor, mask=inside & sure if MASKED else sure)
+        unsure = inside & ~sure if MASKED else ~sure
+        return tl.sum(tl.where(unsure, (word * 0 + 1) << word, 0), 1)
 
     @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "room"])
     def _find(
@@ -181,15 +190,11 @@ if triton is not None:
         y = tl.reshape(joined(joined(joined(joined(z, 8), 4), 2), 1)[0], (WIDTH, 16))
         word = tl.arange(0, 16)[None, :]
         place = (block % LANES).to(tl.int32)[:, None] + word * LANES
-        inside = place < left
-        moved = tl.load(target + place, mask=inside, other=0.0) * inverse
-        whole = tl.floor(moved)
-        t = (moved - whole) + scale * y
-        cell = tl.floor(t)
-        t -= cell
-        unsure = inside & ~((t > error) & (t < 1.0 - error))
-        tl.store(out + place, (whole + cell + 0.5) * step / divisor, mask=inside & ~unsure)
-        bits = tl.sum(tl.where(unsure, (word * 0 + 1) << word, 0), 1)
+        if left >= 16 * LANES:  # apart, because so many masks are more than there are registers for them
+            bits = _lay(y, target + place, out + place, scale, inverse, step, divisor, error, word, None, False)
+        else:
+            inside = place < left.to(tl.int32)
+            bits = _lay(y, target + place, out + place, scale, inverse, step, divisor, error, word, inside, True)
         listed = part % LISTS
         slot = tl.atomic_add(counts + (listed + bits * 0), 1, mask=bits != 0, sem="relaxed")
         tl.store(rows + listed * room + slot, block * 65536 + bits, mask=bits != 0)
