@@ -76,6 +76,7 @@ def launch(
     if not any(sizes):
         return
     device, kind = tensors[0].device, KINDS[out[0].dtype]
+    fused = device.type == "cuda"
     away = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if away else nullcontext():
         queue = chacha.queue_of(device) if device.type == "cuda" else 0
@@ -89,9 +90,9 @@ def launch(
         scalars = (1 / lattice.step, lattice.step, divisor)
         _find[(programs,)](
             at.table, at.owners, *words, single_up(noise), *scalars, noise * error if error < 1 else 1.0, counts, rows, room,
-            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, OUT=kind, LISTS=LISTS, num_warps=WIDTH // 32, **({"maxnreg": REGISTERS} if REGISTERS and device.type == "cuda" else {}),
+            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, OUT=kind, LISTS=LISTS, num_warps=WIDTH // 32,
+            **({"maxnreg": REGISTERS} if REGISTERS and fused else {}),
         )  # fmt: skip
-        fused = device.type == "cuda"
         _decide[(LISTS * WORKERS,)](
             at.table, at.owners, *words, struct.unpack("<q", struct.pack("<d", noise))[0], *scalars, counts, rows, room,
             _constants(device, queue), LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, OUT=kind, LISTS=LISTS, WORKERS=WORKERS, ROOM=ROOM,
