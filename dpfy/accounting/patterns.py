@@ -124,9 +124,12 @@ class Reports:
     slots: int = 0
     sampling_rate: float = 1.0
     steps: int = 1
+    answers: int = 0
 
     def __post_init__(self) -> None:
         check.one_of("sampling", self.sampling, LOCAL)
+        if self.answers and (check.integer("answers", self.answers, least=2) and self.sampling != "shuffled"):
+            raise InvalidInput("answers", self.answers, "goes with shuffled reports")
         check.positive("local_epsilon", self.epsilon0)
         check.integer("records", self.records, least=0, most=check.RECORDS)
         check.integer("slots", self.slots, least=0, most=check.RECORDS)
@@ -142,7 +145,8 @@ class Reports:
             raise InvalidInput(name, size, f"is needed for {self.sampling} reports")
         if self.sampling == "shuffled":
             told = "one report a unit and round, all of them shuffled, each round anew, by somebody who tells nothing else"
-            return Claim(ev.Repeated(ev.Shuffled(self.epsilon0, self.records), self.steps), (own, told))
+            how = (f"every report is one of {self.answers:,} answers, by randomised response",) if self.answers else ()
+            return Claim(ev.Repeated(ev.Shuffled(self.epsilon0, self.records, self.answers), self.steps), (own, *how, told))
         if self.sampling == "check-ins":
             told = "a unit takes part with the sampling rate, in a slot chosen uniformly and in secret, each round anew"
             return Claim(ev.Repeated(ev.RandomCheckIns(self.epsilon0, self.slots, self.sampling_rate), self.steps), (own, told))

@@ -38,6 +38,8 @@ MOST_EPSILON = 60.0
 """Beyond, no amplification is claimed: there are no clones among 1e15 reports."""
 MOST_COINS = 400_000
 """For more, tails are not summed up but computed one by one."""
+RESPONSE_POINTS = 200
+"""Points of epsilon for randomised responses, where each takes longer."""
 MERGED = 3000
 """Values of a count that a lower bound tells apart; more are merged."""
 
@@ -46,11 +48,39 @@ MERGED = 3000
 
 
 @lru_cache(maxsize=64)
-def shuffled(epsilon0: float, records: int) -> Atoms:
+def shuffled(epsilon0: float, records: int, answers: int = 0) -> Atoms:
     """The loss of a pair that dominates `records` shuffled reports of `epsilon0`-private randomisers, in both directions."""
-    epsilons = _epsilons(epsilon0, records)
-    found = Points(epsilons, np.append(shuffled_deltas(epsilon0, records, epsilons[:-1]), 0.0))
+    if answers > 2:
+        epsilons = _epsilons(epsilon0, (records - 1) * 2 / (math.exp(epsilon0) + answers - 1), RESPONSE_POINTS)
+        deltas = answered_deltas(epsilon0, records, answers, epsilons[:-1])
+    else:
+        epsilons = _epsilons(epsilon0, (records - 1) * _clone_chance(epsilon0))
+        deltas = shuffled_deltas(epsilon0, records, epsilons[:-1])
+    found = Points(epsilons, np.append(deltas, 0.0))
     return dominating(found, found)
+
+
+def answered_deltas(epsilon0: float, records: int, answers: int, epsilons: Array) -> Array:
+    """The same for randomised responses: a clone is a uniform answer, and X is 1 - t where it is neither of the unit's two.
+
+    That is in convex order at most 1 - te with a chance of (t - 1) / (te - 1), and 0 otherwise. Given how many terms are not 0, what
+    counts is the expected positive part of their mean, which falls with their number: blocks are billed as their least one.
+    """
+    e, t = math.exp(epsilon0), np.exp(epsilons)
+    p = 1 / (e + answers - 1) * (1 - 1e-15)
+    against = p * (1 + (answers - 2) * np.expm1(epsilons) / np.expm1(epsilons + epsilon0))
+    chance = p + against
+    starts = _blocks(records - 1, 2 * p, float(chance.max()), 4e-3)
+    scale = math.expm1(epsilon0) * (1 + t)
+    share = t * np.expm1(epsilon0 - epsilons) / scale  # of terms that speak against the unit's first answer, at most
+    total, before, slack = np.zeros_like(t), np.zeros_like(t), _slack(records)
+    for clones, end in zip(starts.tolist(), [*starts.tolist()[1:], records], strict=True):
+        below = _below(records - 1, chance, np.full_like(t, float(end)))
+        weight = np.maximum(below - before, 0.0) + slack * below
+        total += weight * scale * chance / (clones + 1) * _shortfall(clones + 1, against / chance, (clones + 1) * share)
+        before = below
+    alone = -np.expm1(epsilons - epsilon0) * e * p * (1 + ROUND)  # what one report shows
+    return np.minimum(total * (1 + slack) + LEAST, alone)
 
 
 def shuffled_deltas(epsilon0: float, records: int, epsilons: Array) -> Array:
@@ -58,7 +88,7 @@ def shuffled_deltas(epsilon0: float, records: int, epsilons: Array) -> Array:
 
     The number of clones is cut into blocks, and each block has the delta of its least number: with more clones less is seen.
     """
-    starts = _blocks(records - 1, _clone_chance(epsilon0))
+    starts = _blocks(records - 1, _clone_chance(epsilon0), _clone_chance(epsilon0), 8e-4)
     weights = _block_masses(starts, records - 1, _clone_chance(epsilon0))
     low, high = math.exp(-epsilon0), np.exp(epsilons - epsilon0)
     share = -np.expm1(-(epsilons + epsilon0)) / (-math.expm1(-epsilon0) * (1 + np.exp(-epsilons)))
@@ -80,9 +110,8 @@ def _clone_chance(epsilon0: float) -> float:
     return 2 / (math.exp(epsilon0) + 1) * (1 - 1e-15)
 
 
-def _epsilons(epsilon0: float, records: int) -> Array:
+def _epsilons(epsilon0: float, mean: float, number: int = 700) -> Array:
     """Points from 0 to epsilon0: close together where delta is above about 1e-40 at the mean number of clones."""
-    mean = (records - 1) * _clone_chance(epsilon0)
     low, high = 0.0, epsilon0
     for _ in range(60):
         middle = (low + high) / 2
@@ -90,20 +119,24 @@ def _epsilons(epsilon0: float, records: int) -> Array:
         y = min(1.0, 2 * share - 1)
         deep = mean / 2 * (math.log1p(-y * y) + 2 * y * math.atanh(y)) > 100 if y < 1 else mean > 150
         low, high = (low, middle) if deep else (middle, high)
-    far = np.geomspace(high, epsilon0, 150) if high < epsilon0 else np.array([])
-    return np.unique(np.concatenate([np.linspace(0.0, high, 700), far[:-1], [epsilon0]]))
+    far = np.geomspace(high, epsilon0, number // 5) if high < epsilon0 else np.array([])
+    return np.unique(np.concatenate([np.linspace(0.0, high, number), far[:-1], [epsilon0]]))
 
 
-def _blocks(others: int, chance: float) -> Array:
-    """The least number of clones in each block, ascending from 0: single numbers, or blocks of about 8e-4 of the mean.
+def _blocks(others: int, least: float, most: float, part: float) -> Array:
+    """The least number of clones in each block, ascending from 0: single numbers, or blocks of a `part` of that.
 
-    Epsilon falls with the root of the number of clones: such a block costs about 2e-4 of it.
+    Epsilon falls with the root of the number of clones: such a block costs about a quarter of that part. A clone has a chance
+    between `least` and `most`.
     """
-    mean = others * chance
-    width = math.sqrt(mean * (1 - chance))
-    low, high = max(0, math.floor(mean - 14 * width)), min(others, math.ceil(mean + 9 * width + 20))
+    mean = others * least
+    width, end = math.sqrt(mean), others * most
+    low, high = max(0, math.floor(mean - 14 * width)), min(others, math.ceil(end + 9 * math.sqrt(end) + 20))
     rare = np.append(np.maximum(0, low - width * np.arange(1, 25)), np.linspace(0, low, 8)).astype(np.int64)
-    return np.unique(np.concatenate([rare, np.arange(low, high + 1, max(1, int(8e-4 * mean)))]))
+    found = [low]
+    while found[-1] < high:
+        found.append(found[-1] + max(1, int(part * found[-1])))
+    return np.unique(np.concatenate([rare, np.minimum(found, others)]))
 
 
 def _block_masses(starts: Array, others: int, chance: float) -> Array:
@@ -245,31 +278,46 @@ def _replaced(epsilon0: float, slots: int, rate: float) -> Bound:
 
 
 @lru_cache(maxsize=64)
-def attained(epsilon0: float, slots: int, rate: float = 1.0) -> tuple[Atoms, Atoms]:
-    """Losses that are attained, by a unit against an absent or zero one: binary randomised response of one against nobody else.
+def attained(epsilon0: float, slots: int, rate: float = 1.0, answers: int = 2) -> tuple[Atoms, Atoms]:
+    """Losses that are attained, by randomised response of one against nobody else.
 
-    All others answer 0 and there are `slots` answers, so what is seen is the number of ones: Binomial(slots, 1/(e+1)) in one world,
-    and times 1 - q + q (1/e + (e - 1/e) k / slots) in the other. At rate 1 these are shuffled reports. Merging numbers shows less.
+    No other unit has the unit's answer, and what is looked at is how often it is given: Binomial(slots, p) in one world, p = 1/(e+k-1) of k
+    answers, and times 1 - q + q ((1 - ep) / (1 - p) (1 - j/slots) + e j/slots) at j of `slots` in the other. At rate 1 these are
+    shuffled reports. Merging numbers shows less.
     """
-    e, slack = math.exp(epsilon0), 2 * _slack(slots)
-    chance = 1 / (e + 1)
+    e = math.exp(epsilon0)
+    chance, never = 1 / (e + answers - 1), (answers - 1) / (e + answers - 2)  # never is (1 - ep) / (1 - p)
     width = 39 * math.sqrt(slots * chance * (1 - chance)) + 800
-    low, high = max(0, math.floor(slots * chance - width)), min(slots, math.ceil(slots * chance + width))
-    edges = np.unique(np.append(np.linspace(low, high + 1, min(MERGED, high + 1 - low) + 1).astype(np.int64), [0, slots + 1]))
-    mass = _between(slots, chance, edges)
-    told = (1 - rate + rate / e) * mass + rate * (e - 1 / e) * chance * _between(slots - 1, chance, edges - 1)  # k/m of a mass
+    numbers = np.arange(max(0, math.floor(slots * chance - width)), min(slots, math.ceil(slots * chance + width)) + 1)
+    mass = _binomial_mass(slots, chance, numbers)
+    told = mass * (1 - rate + rate * (never + (e - never) * numbers / slots))
+    first = np.unique(np.linspace(0, len(numbers), min(MERGED, len(numbers)), endpoint=False).astype(np.int64))
+    mass, told = (np.add.reduceat(part, first) for part in (mass, told))
     kept = (mass > 1e-290) & (told > 1e-290)
-    mass, told = mass[kept] * (1 - slack), told[kept] * (1 - slack)
-    return _lower(told, mass), _lower(mass, told)
+    mass, told = mass[kept] / mass[kept].sum(), told[kept] / told[kept].sum()
+    return _lossy(told, mass), _lossy(mass, told)
 
 
-def _between(trials: int, chance: float, edges: Array) -> Array:
-    """The masses of Binomial(trials, chance) from each edge to before the next, each by the tail in which it lies."""
-    low, high = np.diff(_below(trials, chance, edges)), -np.diff(_from(trials, chance, edges))
-    return np.maximum(np.where(edges[1:] <= trials * chance, low, high), 0.0)
+def _binomial_mass(trials: int, chance: float, numbers: Array) -> Array:
+    """The masses of Binomial(trials, chance), as in `_fair_mass`."""
+    ends = np.where(numbers == 0, trials * math.log1p(-chance), trials * math.log(chance))
+    if trials == 1:
+        return np.exp(ends)
+    inner = np.clip(numbers, 1.0, trials - 1.0)
+    off = inner - trials * chance
+    logs = -trials * chance * _deviance(off / (trials * chance)) - trials * (1 - chance) * _deviance(
+        -off / (trials * (1 - chance))
+    )
+    logs += np.log(trials / (2 * math.pi * inner * (trials - inner))) / 2
+    logs += _stirling(np.array([float(trials)])) - _stirling(inner) - _stirling(trials - inner)
+    return np.exp(np.where(inner == numbers, logs, ends))
 
 
-def _lower(masses: Array, others: Array) -> Atoms:
-    """The loss of a pair, given the masses of its outcomes in both worlds; what these lack of one is an outcome too."""
-    p, q = np.append(masses, 1 - math.fsum(masses)), np.append(others, 1 - math.fsum(others))
-    return Atoms(tuple(np.log(p / q).tolist()), tuple(p.tolist()))
+def _deviance(x: Array) -> Array:
+    """(1 + x) log(1 + x) - x."""
+    return np.asarray((1 + x) * np.log1p(x) - x)
+
+
+def _lossy(masses: Array, others: Array) -> Atoms:
+    """The loss of a pair, given the masses of its outcomes in both worlds."""
+    return Atoms(tuple(np.log(masses / others).tolist()), tuple(masses.tolist()))

@@ -29,6 +29,7 @@ def account(
         float,
         typer.Option(help="Reports private one by one, instead of noise: --sampling shuffled (with --records) or check-ins."),
     ] = 0.0,
+    answers: Annotated[int, typer.Option(help="Answers of shuffled randomised responses; any randomiser without it.")] = 0,
     slots: Annotated[int, typer.Option(help="Slots to check into (check-ins).")] = 0,
     phases: Annotated[
         Path | None, typer.Option(help=r"TOML file with \[\[phase]] tables: a schedule, or tuning and training.")
@@ -53,7 +54,7 @@ def account(
         raise InvalidInput("--noise-multiplier", None, "is needed unless --phases names a file or --local-epsilon is given")
     plan: list[Training | Reports]
     if local_epsilon:
-        plan = [Reports(local_epsilon, sampling, records, slots, sampling_rate, steps)]
+        plan = [Reports(local_epsilon, sampling, records, slots, sampling_rate, steps, answers)]
     elif phases is not None:
         plan = [*read(phases)]
     else:

@@ -251,15 +251,18 @@ class Shuffled:
 
     Nobody sees who reported what before the shuffle. A randomiser may depend on the reports before it in that order, which is a single
     pass over shuffled data with noise for each record. Batches with one noise for all, and a buffer that is smaller than the data, are
-    not this.
+    not this. Where all reports are randomised responses of that epsilon with so many `answers`, less is seen; 0 says nothing of them.
     """
 
     epsilon0: float
     records: int
+    answers: int = 0
 
     def __post_init__(self) -> None:
         check.nonnegative("epsilon0", self.epsilon0)
         check.integer("records", self.records)
+        if self.answers:
+            check.integer("answers", self.answers, least=2)
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,8 @@ def _truncated(rng: Random) -> Make:
 
 
 def _shuffled(rng: Random) -> Make:
-    records = int(between(rng, 2, 3000))
-    return lambda noise: ev.Shuffled(1 / noise, records)
+    records, answers = int(between(rng, 2, 3000)), int(rng.choice([0, 2, 7]))
+    return lambda noise: ev.Shuffled(1 / noise, records, answers)
 
 
 def _check_ins(rng: Random) -> Make:

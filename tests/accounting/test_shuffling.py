@@ -145,6 +145,11 @@ def test_randomised_response_lies_between_the_bounds(answers: int, epsilon0: flo
             p, q = (shuffle([rows[first], *(rows[k] for k in others)]) for first in (0, 1))
             worst = max(worst, hidden(p, q, math.exp(x)))
         assert worst <= curve.delta(x)
+        assert (
+            worst
+            <= accounting.curve(ev.Shuffled(epsilon0, records, answers), adjacency=REPLACE).delta(x)
+            <= curve.delta(x) * (1 + 1e-6)
+        )
         if answers == 2:  # the lower bound is what it attains
             alone = shuffle([rows[1]] + [rows[0]] * (records - 1)), shuffle([rows[0]] * records)
             lower = [float(hockey_stick(loss, np.array([x]))[0]) for loss in shuffling.attained(epsilon0, records)]
@@ -152,6 +157,38 @@ def test_randomised_response_lies_between_the_bounds(answers: int, epsilon0: flo
             found = curve.epsilon_lower(max(lower))
             assert found is not None
             assert 0.9 * x - 0.01 < found <= x
+
+
+def blanket(epsilon0: float, records: int, answers: int, t: float) -> float:
+    """delta at log t of randomised responses where all that hides the unit are uniform answers, by enumeration."""
+    e = math.exp(epsilon0)
+    p, total = 1 / (e + answers - 1), 0.0
+    for u, v, w in product(range(records + 1), repeat=3):
+        rest = records - u - v - w
+        if rest >= 0:
+            ways = math.comb(records, u) * math.comb(records - u, v) * math.comb(records - u - v, w)
+            chance = ways * p ** (u + v) * ((answers - 2) * p) ** w * ((e - 1) * p) ** rest
+            total += chance * max(0.0, (e - t) * u + (1 - t * e) * v + (1 - t) * w)
+    return total / records
+
+
+@pytest.mark.parametrize(("epsilon0", "records", "answers"), [(1.0, 1, 3), (1.0, 4, 3), (2.0, 8, 5), (0.5, 9, 20), (3.0, 7, 4)])
+def test_more_answers_hide_more(epsilon0: float, records: int, answers: int) -> None:
+    epsilons = np.linspace(0.0, epsilon0, 9)[:-1]
+    found = shuffling.answered_deltas(epsilon0, records, answers, epsilons)
+    truth = np.array([blanket(epsilon0, records, answers, math.exp(x)) for x in epsilons])
+    assert (found >= truth * (1 - 1e-13)).all()
+    assert found[0] == pytest.approx(truth[0], rel=1e-8)  # where nothing is spread
+    assert (found <= shuffling.shuffled_deltas(epsilon0, records, epsilons) * (1 + 1e-8)).all()
+    pair = shuffling.answered_deltas(epsilon0, records, 2, epsilons)
+    assert pair == pytest.approx(shuffling.shuffled_deltas(epsilon0, records, epsilons), rel=1e-8)
+
+
+@pytest.mark.parametrize(("answers", "value", "lower"), [(2, 0.04322, 0.0356), (10, 0.02401, 0.01686), (1000, 0.00501, 0.00156)])
+def test_numbers_of_randomised_response(answers: int, value: float, lower: float) -> None:
+    curve = accounting.curve(ev.Shuffled(1.0, 10_000, answers), adjacency=REPLACE)
+    assert curve.epsilon(1e-6) == pytest.approx(value, rel=3e-3)
+    assert curve.epsilon_lower(1e-6) == pytest.approx(lower, rel=3e-3)
 
 
 def closed_2021(epsilon0: float, records: int, delta: float) -> float | None:
@@ -225,6 +262,13 @@ def test_identities() -> None:
         (ev.Shuffled(1e-9, 10**6), 1e-12),
         (ev.Shuffled(299.0, 3), 1e-6),
         (ev.Shuffled(1e4, 10**6), 1e-6),
+        (ev.Shuffled(50.0, 10**6, 10), 1e-6),
+        (ev.Shuffled(1.0, 5, 10**9), 1e-12),
+        (ev.Shuffled(0.01, 10**9, 3), 1e-60),
+        (ev.Shuffled(0.01, 10**8, 3), 1e-60),
+        (ev.Shuffled(0.01, 10_000), 1e-60),
+        (ev.Shuffled(0.001, 10**8), 1e-8),
+        (ev.RandomCheckIns(0.01, 10**7, 0.01), 1e-60),
         (ev.RandomCheckIns(50.0, 10**9, 1e-9), 1e-100),
         (ev.RandomCheckIns(59.0, 10**15, 0.5), 1e-6),
         (ev.RandomCheckIns(1e-9, 10**15, 1e-12), 1e-200),
@@ -241,6 +285,7 @@ def test_hostile_settings_have_a_sound_answer(event: ev.Shuffled | ev.RandomChec
 
 @pytest.mark.parametrize("make", [lambda: ev.Shuffled(-1.0, 5), lambda: ev.Shuffled(math.nan, 5), lambda: ev.Shuffled(math.inf, 5),
     lambda: ev.Shuffled(1.0, 0), lambda: ev.Shuffled(1.0, 2.5), lambda: ev.RandomCheckIns(1.0, 0), lambda: ev.RandomCheckIns(1.0, 3, 1.5),
+    lambda: ev.Shuffled(1.0, 2, 1),
     lambda: epsilon(ev.Shuffled(1.0, 10**16), 1e-6), lambda: epsilon(ev.Shuffled(1e13, 5), 1e-6)])  # fmt: skip
 def test_numbers_that_are_none_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(InvalidInput):

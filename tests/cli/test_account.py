@@ -41,6 +41,8 @@ def test_reports_that_are_shuffled_or_checked_in() -> None:
     assert shuffled["epsilon"] == pytest.approx(0.04322, rel=1e-3)
     assert shuffled["epsilon_lower"] == pytest.approx(0.0356, rel=1e-3)
     assert shuffled["local_epsilon"] == 1
+    told = _run(*REPORTS, "--sampling", "shuffled", "--records", "10000", "--adjacency", "replace-one", "--answers", "10")
+    assert told["epsilon"] == pytest.approx(0.02401, rel=1e-3)
     checked = _run(*REPORTS, "--sampling", "check-ins", "--slots", "10000", "--sampling-rate", "0.1")
     assert checked["epsilon"] == pytest.approx(0.002856, rel=1e-3)
 
@@ -63,6 +65,7 @@ def test_a_buffer_that_is_shuffled_amplifies_nothing_and_says_so() -> None:
         ("--sampling", "shuffled", "--records", "100"),  # under add-or-remove-one
         ("--sampling", "check-ins"),
         ("--sampling", "poisson", "--records", "100"),
+        ("--sampling", "check-ins", "--slots", "100", "--answers", "3"),
         ("--noise-multiplier", "1", "--sampling", "shuffled", "--records", "100"),
         ("--local-epsilon", "-1", "--sampling", "shuffled", "--records", "100"),
         ("--local-epsilon", "nan", "--sampling", "shuffled", "--records", "100"),

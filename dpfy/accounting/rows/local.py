@@ -17,7 +17,9 @@ from dpfy.core.unit import Adjacency
 LEAST_EPSILON = 1e-8
 """Below, and beyond what `shuffling` can count with, no amplification is claimed."""
 MOST_COUNTED = 10**10
-"""More reports or slots than this are billed as this many, which costs more; then nothing is known of what is attained."""
+"""More reports or slots than this are billed as this many, which costs more."""
+MOST_ATTAINED = 10**8
+"""For more of them nothing is said of what is attained."""
 
 
 def _counted(epsilon0: float) -> bool:
@@ -39,12 +41,12 @@ def _shuffled_pair(event: ev.Shuffled, adjacency: Adjacency) -> Release:
     _present(event, adjacency)
     if not _counted(event.epsilon0):
         return black_box(event.epsilon0, 0.0)
-    both = shuffling.shuffled(event.epsilon0, min(event.records, MOST_COUNTED))
-    return Release(both, both, _attained(event.epsilon0, event.records, 1.0))
+    both = shuffling.shuffled(event.epsilon0, min(event.records, MOST_COUNTED), event.answers)
+    return Release(both, both, _attained(event.epsilon0, event.records, 1.0, event.answers or 2))
 
 
-def _attained(epsilon0: float, slots: int, rate: float) -> tuple[Atoms, Atoms]:
-    return shuffling.attained(epsilon0, slots, rate) if slots <= MOST_COUNTED else (SILENT, SILENT)
+def _attained(epsilon0: float, slots: int, rate: float, answers: int = 2) -> tuple[Atoms, Atoms]:
+    return shuffling.attained(epsilon0, slots, rate, answers) if slots <= MOST_ATTAINED else (SILENT, SILENT)
 
 
 def _present(event: ev.Shuffled, adjacency: Adjacency) -> None:
@@ -64,7 +66,7 @@ def _shuffled_pure(event: ev.Shuffled, adjacency: Adjacency) -> float:
 def _shuffled_plain(event: ev.Shuffled) -> Event:
     if event.epsilon0 == 0:
         return ev.Nothing()
-    return ev.EpsilonDelta(event.epsilon0) if event.records == 1 else event
+    return ev.EpsilonDelta(event.epsilon0) if event.records == 1 and event.answers <= 2 else event
 
 
 def _check_ins_pair(event: ev.RandomCheckIns, adjacency: Adjacency) -> Release:
@@ -83,7 +85,11 @@ def _check_ins_pure(event: ev.RandomCheckIns, adjacency: Adjacency) -> float:
 ROWS = (
     Row(
         ev.Shuffled,
-        lambda e: f"{e.records:,} reports, each {e.epsilon0:g}-differentially private by itself, in an order that tells nothing",
+        lambda e: (
+            f"{e.records:,} reports, each {e.epsilon0:g}-differentially private by itself"
+            + (f" (one of {e.answers:,} answers, by randomised response)" if e.answers else "")
+            + ", in an order that tells nothing"
+        ),
         _shuffled_pair,
         pure=_shuffled_pure,
         rho=lambda e, adjacency: _rho(_shuffled_pure(e, adjacency)),
