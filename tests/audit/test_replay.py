@@ -225,6 +225,19 @@ def test_an_empty_cluster_that_is_skipped():
     assert kinds(lambda rows: centres(rows, skip=False), ROWS, FAR) == set()
 
 
+def test_a_seed_of_one_byte_shows_itself_in_repeats():
+    """Noise of a million possible values, drawn 600 times: with 256 seeds there are at most 256 of them."""
+    mechanism = DiscreteLaplace(1e-3)
+
+    def draws(secrets):
+        permits = (rehearsal(mechanism.event, 1, "draw") for _ in range(600))
+        return {mechanism.release(Bounded(0, Bound.scalar(1.0)), p, s).value for p, s in zip(permits, secrets, strict=False)}
+
+    byte = (Randomness(bytes([k % 256]) * 32) for k in range(600))
+    assert len(draws(byte)) <= 256
+    assert len(draws(Randomness.from_os() for _ in range(600))) > 450
+
+
 def test_an_error_that_depends_on_the_data():
     def fragile(rows):
         noisy(Laplace(2.0), float(rows[:, 0].sum()), Bound.scalar(1.0), "sum")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 
 import numpy as np
 import pytest
@@ -248,6 +249,27 @@ def test_an_interrupted_query_resumes_to_the_same_answers_and_refuses_other_data
     again = held(files, text, resume=True)
     assert again.answers == due.answers
     assert all(f.holds for f in verify(again.run))
+
+
+def test_an_interruption_says_how_to_go_on(files, capsys, monkeypatch):
+    real = Sums.release
+
+    def stopped(self, table, spend):
+        if table.size:
+            raise KeyboardInterrupt
+        return real(self, table, spend)
+
+    monkeypatch.setattr(Sums, "release", stopped)
+    assert asked(files, "count() where sex = 'f'") == 130
+    line = capsys.readouterr().err.strip()
+    assert line.count("\n") == 0
+    monkeypatch.undo()
+    command = line.partition("goes on, to the same bits and at no more cost, with: dpfy query ")[2]
+    assert cli(*shlex.split(command)) == 0
+    assert all(f.holds for f in verify(files / "q"))
+    assert "data" not in (files / "q" / "config.toml").read_text()
+    assert asked(files, "count()", "--resume", out="nothing") == 2
+    assert not (files / "nothing").exists()
 
 
 def test_the_same_answers_from_every_kind_of_table(files):

@@ -154,6 +154,21 @@ def test_many_quantiles_of_ties_and_of_reals():
     assert 0.99 < high <= 1
 
 
+def test_mode_heavy_hitters_and_ranges():
+    data = people(3000)
+    data["job"] = np.where(np.arange(3000) % 4 == 0, "b", "a")
+    data["id"] = np.array([f"word {k % 3}" if k % 2 else f"only me {k}" for k in range(3000)], object)
+    data["age"] = np.where(np.arange(3000) < 2990, data["age"] - 20, 1e6)
+    assert [a.value for a in answered("mode(job)", data, 0.5)] == ["a"]
+    found = answered("top(id)", data, 0.5)
+    assert [a.value for a in found] == sorted((a.value for a in found), reverse=True)
+    assert {a.place["id"] for a in found} == {"word 0", "word 1", "word 2"}
+    assert all(a.interval[0] <= 500 <= a.interval[1] for a in found)
+    low, high = (a.value for a in answered("range(age)", data, 0.5))
+    assert (low, high) == (-32, 128), "ten numbers of a million are too few to show"
+    assert [a.value for a in answered("range(age)", people(0), 0.5)] == [None, None]
+
+
 @pytest.mark.parametrize("contribution", [Contribution(5), Contribution(6, 2), Contribution(8, 3, 2), Contribution(4, None, 1)])
 def test_contributions_are_bounded_per_unit(contribution):
     """Removing all records of any one person moves no sum by more than the bound, and which of the others are kept does not change."""
