@@ -21,16 +21,17 @@ import math
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from dpfy.core import events
+from dpfy.core.book import Permit
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded
 
-HOME = "dpfy.mechanisms"
+HOME, RELEASES = "dpfy.mechanisms", ("release", "release_within", "ask")
 SLACK = 1 + 1e-9
 AROUND = "the results differ although every noisy value was the same: something went around the noise"
 D = TypeVar("D")
@@ -72,9 +73,9 @@ class _Tape:
     calls: list[Call] = field(default_factory=list)
     inside: bool = False
 
-    def take(self, real: Callable[..., Any], mechanism: Any, value: Bounded[Any], *rest: Any, **named: Any) -> Any:
-        """In place of a mechanism's release. A mechanism that uses another one is one call."""
-        if self.inside:
+    def take(self, real: Callable[..., Any], mechanism: Any, value: Any, *rest: Any, **named: Any) -> Any:
+        """In place of a mechanism's release. One that uses another one is one call; one that selects among runs is made of their calls."""
+        if self.inside or (callable(value) and (not rest or isinstance(rest[0], Permit))):
             return real(mechanism, value, *rest, **named)
         call, place = _call(mechanism, value), len(self.calls)
         self.calls.append(call)
@@ -85,7 +86,7 @@ class _Tape:
             self.inside = False
         if self.before is not None and place < len(self.before) and self.before[place].public == call.public:
             answer = self.before[place].answer
-        self.calls[place] = Call(call.mechanism, call.shape, call.bound, call.event, call.value, answer)
+        self.calls[place] = replace(call, answer=answer)
         return answer
 
 
@@ -210,16 +211,20 @@ def _rho_leaf(leaf: events.Event) -> float:
     return leaf.epsilon**2 / 8 if isinstance(leaf, events.BoundedRange) else _pure_leaf(leaf) ** 2 / 2
 
 
-def _call(mechanism: Any, given: Bounded[Any]) -> Call:
-    """What is written down of a release. Values on a grid are taken in the units of the data."""
-    value, scale = given.value, 1
+def _call(mechanism: Any, given: Any) -> Call:
+    """What is written down of a release. Values on a grid are taken in the units of the data; records that a mechanism bounds itself
+    are not looked at, and neither are keys that are not public, nor how many there are."""
+    tool = getattr(mechanism, "mechanism", mechanism)  # a stream of questions asks for one
+    if not isinstance(given, Bounded):
+        return Call(repr(tool), (), (math.inf,) * 3, tool.event, ())
+    scale = 1
+    value: Any = getattr(given.value, "distance", given.value)
     if hasattr(value, "grid"):
         value, scale = value.counts, value.grid.step
-    if isinstance(value, dict):  # its keys are not public: neither they nor their number may be looked at
-        return Call(repr(mechanism), (), _norms(given), mechanism.event, dict(value))
-    shape = np.shape(value)
+    if isinstance(value, dict):
+        return Call(repr(tool), (), _norms(given), tool.event, dict(value))
     exact = np.asarray(value, dtype=object) * scale if scale != 1 else np.asarray(value)
-    return Call(repr(mechanism), tuple(shape), _norms(given), mechanism.event, exact)
+    return Call(repr(tool), tuple(np.shape(value)), _norms(given), tool.event, exact)
 
 
 def _norms(given: Bounded[Any]) -> tuple[float, float, float]:
@@ -228,31 +233,32 @@ def _norms(given: Bounded[Any]) -> tuple[float, float, float]:
 
 @contextmanager
 def _watched(tape: _Tape) -> Iterator[None]:
-    """Inside the block every mechanism's release goes through the tape."""
-    held: list[tuple[Any, Any]] = [(cls, vars(cls)["release"]) for cls in mechanisms()]
-    for cls, real in held:
-        cls.release = _through(tape, real)
+    """Inside the block every release of a mechanism goes through the tape."""
+    held = [(cls, name, vars(cls)[name]) for cls in mechanisms() for name in RELEASES if name in vars(cls)]
+    for cls, name, real in held:
+        setattr(cls, name, _through(tape, real))
     try:
         yield
     finally:
-        for cls, real in held:
-            cls.release = real
+        for cls, name, real in held:
+            setattr(cls, name, real)
 
 
 def _through(tape: _Tape, real: Callable[..., Any]) -> Callable[..., Any]:
-    def release(self: Any, value: Bounded[Any], *rest: Any, **named: Any) -> Any:
+    def release(self: Any, value: Any, *rest: Any, **named: Any) -> Any:
         return tape.take(real, self, value, *rest, **named)
 
     return release
 
 
 def mechanisms() -> list[type]:
-    """Every class of dpfy that defines a release of a bounded value."""
+    """Every class of dpfy that defines a release."""
     home = importlib.import_module(HOME)
     found = []
     for module in pkgutil.iter_modules(home.__path__, f"{HOME}."):
         held = vars(importlib.import_module(module.name)).values()
-        found += [c for c in held if isinstance(c, type) and c.__module__ == module.name and "release" in vars(c)]
+        own = [c for c in held if isinstance(c, type) and c.__module__ == module.name]
+        found += [c for c in own if any(name in vars(c) for name in RELEASES)]
     return found
 
 
