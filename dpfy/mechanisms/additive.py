@@ -14,8 +14,7 @@ Gaussian. Let y be drawn by rounding at random a real Gaussian z of variance s^2
 exp(-(y - z)^2 / (2 t^2)). By Poisson summation the normalisation is t sqrt(2 pi) up to a factor of 1 +- 2.1 exp(-2 pi^2 t^2), whatever z.
 Integrating over z, P(y) is, up to such factors, exp(-(y - x)^2 / (2 (s^2 + t^2))) over its sum: the discrete Gaussian of variance
 parameter s^2 + t^2. With t = 4 the factors are 1 +- 1e-136 for each coordinate. So discrete noise of parameter sqrt(s^2 + 16) is
-post-processing of real noise of standard deviation s, up to a factor that rounding the parameter up to a whole number pays for many
-times over (docs/decisions.md).
+post-processing of real noise of standard deviation s, up to a factor that is far below what accounting rounds its answers up by (1e-13).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,9 +112,6 @@ def test_the_salary_mean():
 
 def test_laplace_for_one_number_gaussian_for_many():
     """The figure of docs/mechanisms.md: at epsilon 1/2 and delta 1e-6, Gaussian noise from 9 coordinates on."""
-    import sys
-    from pathlib import Path
-
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
     from laplace_gaussian import measured
 
@@ -124,3 +123,11 @@ def test_laplace_for_one_number_gaussian_for_many():
         assert found == pytest.approx(expected, rel=0.05)
     assert [rules.least_coordinates(epsilon, 1e-6) for epsilon in (0.1, 1.0, 4.0)] == [7, 9, 12]
     assert rules.least_coordinates(0.5, 1e-12) > rules.least_coordinates(0.5, 1e-6)  # ever more so for a small delta
+
+
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "mechanisms.md").read_text()
+    held: dict = {}
+    exec(page.split("```python")[1].split("```")[0], held)
+    assert held["mean"] == pytest.approx(held["salaries"].mean(), abs=5 * 806)
