@@ -27,7 +27,7 @@ T = TypeVar("T")
 Run = Callable[[int, Permit, Randomness], tuple[float, T]]
 """One run: its number, its permit and its secret, to a score and what would be released."""
 
-MOST_MEAN = 1e6
+MOST_MEAN = 1e5
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PrivateSelection:
             or 64 < self.shape < math.inf
         ):
             raise Unsupported(
-                f"a mean of {self.mean:g} runs, shape {self.shape:g}", "ask for 1 to a million runs, and a shape of at most 64"
+                f"a mean of {self.mean:g} runs, shape {self.shape:g}", "ask for 1 to 100,000 runs, and a shape of at most 64"
             )
 
     @property
@@ -85,7 +85,8 @@ def negative_binomial(shape: Fraction, gamma: Fraction, bits: Bits) -> int:
     """A whole number k >= 1 with probability proportional to (1 - gamma)^k times the product of (l + shape) / (l + 1) over l < k.
 
     For a shape above 0 it is a sum: of a geometric number for every whole unit of the shape, and of one for the rest; drawn again while
-    it is 0. Otherwise the first factor is the same for all k, and a geometric number is kept with probability the product of the others.
+    it is 0. For shape 0 the product is 1 / k, with which a geometric number is kept. Below 0 it is the law of Sibuya, which ends at k with
+    probability -shape / k, if a coin of 1 - gamma at every number holds. All take about as many coins as there are runs.
     """
     if shape > 0:
         whole, rest = divmod(shape, 1)
@@ -94,7 +95,16 @@ def negative_binomial(shape: Fraction, gamma: Fraction, bits: Bits) -> int:
         ):
             pass
         return total
-    return _thinned(shape, gamma, 1, bits)
+    return _thinned(shape, gamma, 1, bits) if shape == 0 else _sibuya(-shape, gamma, bits)
+
+
+def _sibuya(alpha: Fraction, gamma: Fraction, bits: Bits) -> int:
+    while True:
+        k = 1
+        while bernoulli(1 - gamma, bits):
+            if bernoulli(alpha / k, bits):
+                return k
+            k += 1
 
 
 def _thinned(shape: Fraction, gamma: Fraction, least: int, bits: Bits) -> int:

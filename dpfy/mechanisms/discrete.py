@@ -22,7 +22,7 @@ from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.mechanism import source
+from dpfy.mechanisms.mechanism import drawable, source
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,17 @@ class Discrete(ABC):
     def __post_init__(self) -> None:
         check.positive("parameter", self.parameter)
         check.integer("sensitivity", self.sensitivity)
+        drawable("parameter", self.parameter, self.scale)
 
     @property
     @abstractmethod
     def event(self) -> events.Event:
         """All that a release does."""
+
+    @property
+    @abstractmethod
+    def scale(self) -> Fraction:
+        """The width of the noise."""
 
     @abstractmethod
     def noise(self, count: int, bits: Bits) -> NDArray[np.int64]:
@@ -70,7 +76,12 @@ class DiscreteLaplace(Discrete):
 
     def noise(self, count: int, bits: Bits) -> NDArray[np.int64]:
         """See `Discrete`."""
-        return integers.laplace(count, 1 / Fraction(self.parameter), bits)
+        return integers.laplace(count, self.scale, bits)
+
+    @property
+    def scale(self) -> Fraction:
+        """See `Discrete`."""
+        return 1 / Fraction(self.parameter)
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,12 @@ class DiscreteGaussian(Discrete):
 
     def noise(self, count: int, bits: Bits) -> NDArray[np.int64]:
         """See `Discrete`."""
-        return integers.gaussian(count, Fraction(self.parameter), bits)
+        return integers.gaussian(count, self.scale, bits)
+
+    @property
+    def scale(self) -> Fraction:
+        """See `Discrete`."""
+        return Fraction(self.parameter)
 
 
 def whole(value: object) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from dpfy.core import check, events
 from dpfy.core.book import Permit
@@ -11,6 +12,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.integers import SCALES
 
 
 def source(event: events.Event, permit: Permit, randomness: Randomness | None, step: int) -> Bits:
@@ -49,6 +51,12 @@ class Stated(ABC):
     def _source(self, permit: Permit, randomness: Randomness | None, step: int) -> Bits:
         agree(self.adjacency, permit)
         return source(self.event, permit, randomness, step)
+
+
+def drawable(name: str, value: object, scale: Fraction) -> None:
+    """Refuse, before a permit is spent, noise of a scale that is not drawn."""
+    if not SCALES[0] <= scale <= SCALES[1]:
+        raise InvalidInput(name, value, f"gives noise of a scale of {float(scale):.3g} steps; it must lie between 2^-20 and 2^45")
 
 
 def agree(adjacency: Adjacency, permit: Permit) -> None:

@@ -22,7 +22,7 @@ from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import refuse_monotone
 from dpfy.mechanisms.grid import Grid
-from dpfy.mechanisms.mechanism import Stated, agree, source
+from dpfy.mechanisms.mechanism import Stated, agree, drawable, source
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class SparseVector(Stated):
         check.integer("answers", self.answers, most=1 << 20)
         check.below_one("numeric", self.numeric)
         refuse_monotone(self)
+        for scale in self.scales():
+            drawable("epsilon", self.epsilon, scale or Fraction(1))
 
     @property
     def event(self) -> events.Event:

@@ -10,6 +10,8 @@ from dpfy.mechanisms.reals import exp_enclosure
 
 DIGITS = 80
 """Bits to which a tail is known."""
+FAR = 800
+"""Exponents beyond this are not told apart: exp(-800) is below every float."""
 
 
 @lru_cache(maxsize=256)
@@ -24,6 +26,8 @@ def laplace_tail(parameter: Fraction, least: int) -> Fraction:
 
 
 def _tail(parameter: Fraction, m: int, up: bool) -> Fraction:
+    if parameter * m > FAR:
+        return Fraction(exp_enclosure(Fraction(FAR), 2 * FAR)[1], 1 << 2 * FAR) if up else Fraction(0)
     precision = DIGITS + math.ceil(2 * parameter * m)
     power, base = exp_enclosure(parameter * m, precision), exp_enclosure(parameter, precision)
     one = 1 << precision

@@ -114,7 +114,9 @@ def test_no_value_raises(odd):
         (lambda: StabilityHistogram(DiscreteLaplace(1.0), 5, keys=2), "keys \\* most, 2"),
         (lambda: release(StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 3}, Bound.scalar(2.0)), "within keys"),
         (lambda: release(StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 3}, Bound(1.0)), "l1 norm"),
-        (lambda: PrivateSelection(events.Laplace(1.0), 0.5), "1 to a million"),
+        (lambda: PrivateSelection(events.Laplace(1.0), 0.5), "1 to 100,000"),
+        (lambda: DiscreteLaplace(1e-15), "between 2.-20 and 2.45"),
+        (lambda: SparseVector(1e-9, 0.0, answers=1000), "between 2.-20 and 2.45"),
         (lambda: Laplace(0.0), "greater than 0"),
         (lambda: Gaussian(1e-9), "must be 0 or lie between"),
     ],
@@ -249,6 +251,12 @@ def test_keys_come_sorted_and_absent_ones_never():
             .release(Bounded({"zero": 0}, ONE), rehearsal(StabilityHistogram(DiscreteLaplace(0.1), 1).event, 1))
             .value
         )
+
+
+def test_far_tails_cost_no_time():
+    far = StabilityHistogram(DiscreteLaplace(20.0), 1 << 40)
+    assert 0 < far.delta < 1e-300
+    assert StabilityHistogram.of(1e-9, 1e-300).delta <= 1e-300
 
 
 def test_the_best_of_private_runs():
