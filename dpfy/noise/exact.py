@@ -133,8 +133,9 @@ def add_(
 
         whole = [t.contiguous() for t in many]
         exact_kernel.add_(whole, on, terms.draws[0][0], randomness.key(stream, step, chacha.KEY_BYTES), divisor, into)
-        if into is None:
-            torch._foreach_copy_([t for t in many if not t.is_contiguous()], [w for w, t in zip(whole, many) if w is not t])
+        for t, w in zip(many, whole, strict=True):
+            if into is None and w is not t:
+                t.copy_(w)
         return
     lay_(sums, on, terms, Draws(randomness, stream, sum(t.numel() for t in many)), step, divisor, state)
     gaussian.put(into, many)

@@ -72,7 +72,7 @@ def examine(mutant: Mutant | None, tests: tuple[str, ...], jobs: int = 1) -> tup
         environment = os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         _require_copy(folder, environment)
         if tests == ("selftest",):
-            command = [sys.executable, "-P", "-m", "dpfy.cli.app", "audit", "selftest"]
+            command = [sys.executable, "-P", "-m", "dpfy", "audit", "selftest"]
         else:
             command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
             command += ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
