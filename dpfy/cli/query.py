@@ -46,12 +46,11 @@ def query(
 
     dpfy query people.csv "median(age) where sex = 'Female' and age >= 18" --schema s.toml --epsilon 0.5 --out runs/q
 
-    Numbers: sum(x) mean(x) variance(x) stddev(x) covariance(x, y, ...) median(x) quantile(x, 0.25, 0.5, ...) min(x) max(x)
-    histogram(x, 0, 10, 20) histogram(x, bins=10)
+    Numbers: sum(x) mean(x) variance(x) stddev(x) covariance(x, y) median(x) quantile(x, 0.1, 0.9) min(x) max(x) histogram(x, 0, 10, 20)
 
-    Words: histogram(c) table(c, d, ...) margins(c, d, e, order=2)
+    Words: histogram(c) mode(c) table(c, d) margins(c, d, e, order=2). Of any column: top(w) range(w). Records: count()
 
-    All: count(). Models: accuracy(truth, guess) confusion(truth, guess) calibration(probability, truth)
+    Models: accuracy(truth, guess) confusion(truth, guess) calibration(probability, truth)
 
     Ranges and categories come from the schema, never from the data. Numbers outside their range are moved to its end; missing ones
     add nothing (or count as the fill of the schema); words that are not listed are (other). Every answer says how far off it may be.
@@ -99,18 +98,15 @@ def _bar() -> Iterator[Any]:
 
 
 def _lines(found: Any) -> list[str]:
+    from dpfy.statistics.answer import shown
+
     rows = [("", "answer", "standard error", "95% interval", "")]
     for answer in found.answers:
         place = ", ".join(f"{key} {value}" for key, value in answer.place.items())
         error = "" if answer.standard_error is None else f"{answer.standard_error:.4g}"
-        ends = "" if answer.interval is None else f"{_short(answer.interval[0])} to {_short(answer.interval[1])}"
-        rows.append(
-            (f"{answer.statistic.split(' by ')[0].split(' where ')[0]} {place}", _short(answer.value), error, ends, answer.note)
-        )
+        ends = "" if answer.interval is None else f"{shown(answer.interval[0])} to {shown(answer.interval[1])}"
+        asked = answer.statistic.split(" by ")[0].split(" where ")[0]
+        rows.append((f"{asked} {place}", shown(answer.value), error, ends, answer.note))
     widths = [max(len(row[k]) for row in rows) for k in range(4)]
     lines = ["  ".join([row[0].ljust(widths[0]), *(row[k].rjust(widths[k]) for k in (1, 2, 3)), row[4]]).rstrip() for row in rows]
     return [*lines, "", found.card["statement"], f"check it: dpfy verify {found.run}"]
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

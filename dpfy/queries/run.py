@@ -25,7 +25,7 @@ from dpfy.statistics.columns import Column, Table, word
 from dpfy.statistics.statistic import Spend
 from dpfy.statistics.units import coded
 
-MOST_SHOWN = 50
+MOST_SHOWN = 20
 """Answers of one statistic that are repeated in the card; all of them are in answers.json."""
 
 Progress = Callable[[str], None]
@@ -86,8 +86,8 @@ def answer(data: Any, made: Plan, place: Place, progress: Progress = lambda what
             progress(claim.question)
             permit = folder.begin(claim.name)
             answers = statistic.release(table, Spend(claim, made.terms.contribution, permit, folder.randomness))
-            shown = [answer.to_json() for answer in answers[:MOST_SHOWN]]
-            folder.tell(claim.name, answers=shown, answers_in_all=len(answers))
+            shown = " | ".join(_printable(str(a)) for a in answers[:MOST_SHOWN])
+            folder.tell(claim.name, answers=shown or "none", answers_in_all=len(answers))
             found += answers
         progress("card")
         folder.write(FILE, json.dumps([answer.to_json() for answer in found], indent=1).encode())
@@ -95,6 +95,11 @@ def answer(data: Any, made: Plan, place: Place, progress: Progress = lambda what
         about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
         folder.finish(card.Facts(about, releases=made.releases))
     return finished(Path(place.path))
+
+
+def _printable(text: str) -> str:
+    """Text of the data, a frequent word say, as a card can hold it."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def finished(path: Path) -> Answers:

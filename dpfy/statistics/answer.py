@@ -32,6 +32,11 @@ class Answer:
     place: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
+    def __str__(self) -> str:
+        place = ", ".join(f"{key} {value}" for key, value in self.place.items())
+        ends = "" if self.interval is None else f" ({shown(self.interval[0])} to {shown(self.interval[1])})"
+        return (f"{place}: " if place else "") + shown(self.value) + ends + (f"; {self.note}" if self.note and not ends else "")
+
     def to_json(self) -> dict[str, Any]:
         """Its fields; those that say nothing are left out."""
         held: dict[str, Any] = {"statistic": self.statistic, **({"place": dict(self.place)} if self.place else {})}
@@ -41,6 +46,11 @@ class Answer:
         if self.interval is not None:
             held["interval"] = list(self.interval)
         return held | ({"note": self.note} if self.note else {})
+
+
+def shown(value: object) -> str:
+    """A number or a word for a person."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class StatisticClaim(Claim):
     def describe(self) -> dict[str, Any]:
         """The section of the card."""
         return {
-            "title": "A private statistic",
+            "title": f"Private statistic {self.name.removeprefix('query ')}",
             "question": self.question,
             "domain": self.domain,
             "noise": MECHANISMS[self.mechanism],

@@ -29,7 +29,7 @@ from dpfy.mechanisms.bits import Bits
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.claim import Levels, Share, StatisticClaim
 from dpfy.statistics.columns import Number, Table
-from dpfy.statistics.statistic import Spend, Statistic
+from dpfy.statistics.statistic import Spend, Statistic, parted
 from dpfy.statistics.units import Contribution
 
 Codes = NDArray[np.int64]
@@ -111,8 +111,8 @@ class Quantiles(Statistic):
         assert isinstance(tool, Levels)
         chosen = _Chosen(self, tool, spend)
         found = []
-        for group, place in enumerate(self.groups.places()):
-            mine = places[kept & (groups == group)]
+        parts = parted(places[kept], groups[kept], self.groups.count)
+        for mine, place in zip(parts, self.groups.places(), strict=True):
             counts = np.bincount(mine, minlength=self.values * self.fine)
             for share, value in zip(self.shares, chosen.of(counts), strict=True):
                 found.append(self._answer(share, value, place, chosen))

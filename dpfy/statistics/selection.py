@@ -17,7 +17,7 @@ from dpfy.mechanisms.histogram import StabilityHistogram
 from dpfy.statistics.answer import LEVEL, Answer, Spread
 from dpfy.statistics.claim import Share, StatisticClaim
 from dpfy.statistics.columns import Column, Table, Words
-from dpfy.statistics.statistic import Spend, Statistic, counted, spread_of
+from dpfy.statistics.statistic import Spend, Statistic, counted, parted, spread_of
 from dpfy.statistics.units import Contribution, coded
 
 MOST_WORD = 200
@@ -45,8 +45,9 @@ class Mode(Statistic):
         assert isinstance(tool, Exponential | PermuteAndFlip)
         off = math.ceil(contribution.total * tool.moves / tool.epsilon * math.log(size / (1 - LEVEL)))
         note = f"at most {off} records fewer than the most frequent, in {LEVEL:.0%} of releases"
-        for group, place in enumerate(self.groups.places()):
-            counts = np.bincount(codes[kept & (groups == group)], minlength=size)
+        parts = parted(codes[kept], groups[kept], self.groups.count)
+        for group, (mine, place) in enumerate(zip(parts, self.groups.places(), strict=True)):
+            counts = np.bincount(mine, minlength=size)
             scores = Bounded(counts, Bound(linf=float(contribution.total)))
             chosen = tool.release(scores, spend.permit, spend.randomness, group).value
             found.append(Answer(self.text, self.column.words[chosen], place=place, note=note))

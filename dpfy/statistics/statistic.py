@@ -199,12 +199,11 @@ class Sums(Statistic):
             whole = Bounded(counts.reshape(shape), contribution.bound(self.one(norm)))
             return whole if grid is None else grid.lay(whole)
         assert grid is not None
-        order = np.argsort(at, kind="stable")
-        edges = np.searchsorted(at[order], np.arange(count + 1))
-        rows, totals = values[kept][order], np.zeros((count, width), np.int64)
+        totals = np.zeros((count, width), np.int64)
         bound = grid.sum(np.zeros((0, width)), self.one(norm)).bound
-        for cell in np.flatnonzero(np.diff(edges)).tolist():
-            totals[cell] = grid.sum(rows[edges[cell] : edges[cell + 1]], self.one(norm)).value.counts
+        for cell, rows in enumerate(parted(values[kept], at, count)):
+            if len(rows):
+                totals[cell] = grid.sum(rows, self.one(norm)).value.counts
         return Bounded(Laid(grid, totals.reshape(shape)), contribution.bound(bound))
 
     def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
@@ -248,6 +247,12 @@ class Sums(Statistic):
                 whole = {**place, **answer.place}
                 found.append(Answer(answer.statistic, answer.value, answer.standard_error, answer.interval, whole, answer.note))
         return found
+
+
+def parted(values: NDArray[Any], at: NDArray[np.int64], count: int) -> list[NDArray[Any]]:
+    """Values by the place, below `count`, that each belongs to."""
+    order = np.argsort(at, kind="stable")
+    return np.split(values[order], np.searchsorted(at[order], np.arange(1, count)))
 
 
 def norm_of(claim: StatisticClaim) -> str:
