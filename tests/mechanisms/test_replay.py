@@ -1,7 +1,7 @@
-"""Record and replay: on neighbouring data the same draws are asked for, with the same parameters, and what they meet moves no farther than paid for.
+"""Record and replay: on neighbouring data the same draws are asked for, and what they meet moves no farther than was paid for.
 
-Samplers are replaced by recorders that add no noise. The distance of two releases over the scales that were recorded is the loss that a unit
-really causes, whatever the mechanism believes of its sensitivity (after Cebere et al. 2026, who found 13 faults in 12 libraries this way).
+Samplers are replaced by recorders that add no noise. The distance of two releases over the scales that were recorded is the loss that a
+unit really causes, whatever the mechanism believes of its sensitivity (after Cebere et al. 2026: 13 faults in 12 libraries).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_sums(record, mechanism, unit):
     distance = distance if isinstance(mechanism, Laplace) else math.sqrt(distance)
     assert distance / float(scale) <= 1 / mechanism.noise_multiplier
     if unit == 2.5:  # as far as it may, and not much less: the noise is no larger than it must be
-        assert distance / float(scale) > 0.9 / mechanism.noise_multiplier
+        assert distance / float(scale) > 0.8 / mechanism.noise_multiplier
 
 
 @pytest.mark.parametrize("mechanism", [DiscreteLaplace(0.7, 2), DiscreteGaussian(1.5, 2)], ids=repr)
