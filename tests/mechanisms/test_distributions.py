@@ -6,6 +6,7 @@ Default sizes are small; the slow ones draw 1e6 values of every mechanism.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from dpfy.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.mechanisms.histogram import StabilityHistogram
 from dpfy.mechanisms.response import RandomizedResponse, UnaryResponse
-from dpfy.mechanisms.staircase import Staircase, edge, expected_size
+from dpfy.mechanisms.staircase import Staircase, draw, edge, expected_size
 
 SECRET = Randomness.for_tests(17)
 FEW, MANY = 20_000, 1_000_000
@@ -93,7 +94,11 @@ def test_noise_on_a_grid(mechanism, count):
 def test_staircase(count):
     mechanism, most = Staircase(1.2), 6
     permit, value = rehearsal(mechanism.event, count), Bounded(Laid(Grid(0), np.array(0)), Bound.scalar(float(most)))
-    drawn = np.array([mechanism.release(value, permit, SECRET, step).value for step in range(count)]).astype(int)
+    if count == MANY:  # the draw itself: a release costs as much again
+        bits = Bits(SECRET, "staircase", 0)
+        drawn = np.array([draw(Fraction(1.2), most, edge(1.2, most), bits) for _ in range(count)])
+    else:
+        drawn = np.array([mechanism.release(value, permit, SECRET, step).value for step in range(count)]).astype(int)
 
     def law(epsilon, first):
         x = np.abs(np.arange(-60, 61))
@@ -213,7 +218,12 @@ CHOICES = [
 @pytest.mark.parametrize(("mechanism", "law"), CHOICES, ids=lambda v: repr(v) if not callable(v) else "")
 def test_choices(mechanism, law, count):
     permit, value = rehearsal(mechanism.event, count), Bounded(SCORES, Bound(linf=1.0))
-    found = np.bincount([mechanism.release(value, permit, SECRET, step).value for step in range(count)], minlength=len(SCORES))
+    if count == MANY:
+        (counts, width), bits = mechanism._laid(value), Bits(SECRET, "choice", 0)
+        drawn = [mechanism._index(counts, width, bits) for _ in range(count)]
+    else:
+        drawn = [mechanism.release(value, permit, SECRET, step).value for step in range(count)]
+    found = np.bincount(drawn, minlength=len(SCORES))
     right = law(0.8)
     assert chi_square(found, right) > ACCEPT
     cut = np.where(right < 0.02, 0, right)
@@ -271,8 +281,6 @@ def test_the_number_of_runs(mean, shape):
 
 
 def test_poisson_and_geometric_numbers():
-    from fractions import Fraction
-
     bits = Bits(SECRET, "numbers", 0)
     drawn = np.array([poisson(Fraction(9, 4), bits) for _ in range(2000)])
     found = np.bincount(drawn, minlength=30)
