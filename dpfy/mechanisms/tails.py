@@ -51,7 +51,7 @@ def gaussian_tail(ratio: float) -> float:
 
     The sum over x >= m is at most the integral from m - 1, since the summands fall from 0 on; for m < 1 the bound is trivial.
     """
-    return 1.0 if ratio < 0 else min(1.0, math.erfc(ratio * (1 - 2.0**-45) / math.sqrt(2)) / 2 * (1 + 2.0**-40))
+    return 1.0 if ratio < 0 else min(1.0, max(5e-324, math.erfc(ratio * (1 - 2.0**-45) / math.sqrt(2)) / 2 * (1 + 2.0**-40)))
 
 
 def as_float(value: Fraction) -> float:
