@@ -48,6 +48,12 @@ class Answer:
         return held | ({"note": self.note} if self.note else {})
 
 
+def within(group: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The place of an answer in its group. A column of the group may have the name that a statistic gives its own part."""
+    named = {f"{key} of the answer" if key in group else key: value for key, value in own.items()}
+    return {**group, **named}
+
+
 def shown(value: object) -> str:
     """A number or a word for a person."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -67,6 +67,8 @@ class Words:
     def __post_init__(self) -> None:
         if not self.words or len(set(self.words)) < len(self.words):
             raise InvalidInput(f"{self.name} categories", list(self.words), "must be at least one word, each once")
+        if OTHER in self.words:
+            raise InvalidInput(f"{self.name} categories", OTHER, "must not be listed: it is the category of all that is not")
 
     def __str__(self) -> str:
         return f"{self.name}: {', '.join(self.words)}" + ("" if self.fill is None else f", missing counts as {self.fill}")

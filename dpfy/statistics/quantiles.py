@@ -26,7 +26,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.bits import Bits
-from dpfy.statistics.answer import LEVEL, Answer
+from dpfy.statistics.answer import LEVEL, Answer, within
 from dpfy.statistics.claim import Levels, Share, StatisticClaim
 from dpfy.statistics.columns import Number, Table
 from dpfy.statistics.statistic import Spend, Statistic, parted
@@ -121,7 +121,7 @@ class Quantiles(Statistic):
     def _answer(self, share: Fraction, place: int, group: dict[str, str], chosen: _Chosen) -> Answer:
         value = min(self.column.low + (place // self.fine) * self.step, self.column.high)
         shown: float | int = int(value) if float(value).is_integer() and abs(value) < 1e15 else value
-        where = {**group, **({"quantile": f"{float(share):g}"} if not self.end else {})}
+        where = within(group, {} if self.end else {"quantile": f"{float(share):g}"})
         off = math.ceil(chosen.reach)
         note = f"its rank is off by at most {off} records in {LEVEL:.0%} of releases"
         if self.end:

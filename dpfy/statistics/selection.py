@@ -14,7 +14,7 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteLaplace
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.statistics.answer import LEVEL, Answer, Spread
+from dpfy.statistics.answer import LEVEL, Answer, Spread, within
 from dpfy.statistics.claim import Share, StatisticClaim
 from dpfy.statistics.columns import Column, Table, Words
 from dpfy.statistics.statistic import Spend, Statistic, counted, parted, spread_of
@@ -112,7 +112,7 @@ class Top(Unknown):
         note = f"words of fewer than {threshold} records after noise are not shown"
         found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return [
-            replace(counted(self.text, [count], spread, {**place, self.column.name: str(word)}), note=note)
+            replace(counted(self.text, [count], spread, within(place, {self.column.name: str(word)})), note=note)
             for word, count in found
         ]
 
@@ -133,4 +133,7 @@ class Range(Unknown):
         note = f"powers of two with fewer than {threshold} records after noise are left out"
         low = min((math.ldexp(s, p if s < 0 else p - 1) for s, p in counts), default=None)
         high = max((math.ldexp(s, p if s > 0 else p - 1) for s, p in counts), default=None)
-        return [Answer(self.text, value, place={**place, "end": end}, note=note) for end, value in (("low", low), ("high", high))]
+        return [
+            Answer(self.text, value, place=within(place, {"end": end}), note=note)
+            for end, value in (("low", low), ("high", high))
+        ]

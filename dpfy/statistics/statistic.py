@@ -6,7 +6,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.additive import Gaussian, Laplace
 from dpfy.mechanisms.discrete import DiscreteLaplace
 from dpfy.mechanisms.grid import Grid, Laid
-from dpfy.statistics.answer import Answer, Spread
+from dpfy.statistics.answer import Answer, Spread, within
 from dpfy.statistics.claim import MOST_DOMAIN, Share, StatisticClaim
 from dpfy.statistics.columns import Column, Number, Open, Table, Words
 from dpfy.statistics.language import Condition
@@ -244,8 +244,7 @@ class Sums(Statistic):
         found = []
         for place, group in zip(self.groups.places(), sums, strict=True):
             for answer in self.group_answers(group, spread, norm):
-                whole = {**place, **answer.place}
-                found.append(Answer(answer.statistic, answer.value, answer.standard_error, answer.interval, whole, answer.note))
+                found.append(replace(answer, place=within(place, answer.place)))
         return found
 
 

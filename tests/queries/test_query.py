@@ -291,6 +291,37 @@ def test_the_same_answers_from_every_kind_of_table(files):
         assert run.query(data, text, schema=str(files / "s.toml"), terms=Terms(1.0), run=place).answers == due
 
 
+ODD_NAMES = """
+[columns.quantile]
+kind = "category"
+categories = ["<b>"]
+[columns.x]
+kind = "number"
+range = [0, 9]
+[columns.w]
+ignore = true
+"""
+
+
+def test_words_of_the_data_and_names_of_columns_do_no_harm(files):
+    """A frequent word is released as it is: pages must not take it for markup, nor a column for a part of the answer."""
+    bad = "<script>alert(1)</script>[red]\x1b[2J"
+    (files / "s.toml").write_text(ODD_NAMES)
+    data = {"quantile": ["<b>"] * 300, "x": [3] * 300, "w": [bad] * 300}
+    text, place = "top(w), median(x, step=1) by quantile", Place(files / "q", seed=1)
+    found = run.query(data, text, schema=str(files / "s.toml"), terms=Terms(4.0, 1e-6), run=place)
+    assert found.answers[0].place == {"quantile": "<b>", "w": bad}
+    assert found.answers[-2].place == {"quantile": "<b>", "quantile of the answer": "0.5"}
+    for page in ("report.html", "report.md", "privacy.json", "answers.json"):
+        text = (files / "q" / page).read_text()
+        assert "\x1b" not in text
+        assert "<script>alert" not in text or page.endswith("json")
+    assert all(f.holds for f in verify(files / "q"))
+    (files / "s.toml").write_text("[columns.c]\nkind='category'\ncategories=['(other)']\n")
+    with pytest.raises(InvalidInput, match="must not be listed"):
+        Columns.given(str(files / "s.toml"))
+
+
 def test_users_are_protected_as_a_whole(files):
     terms = Terms(1.0, 0.0, "id", 12, 2, 6)
     found = held(files, "count() by job", terms=terms)
