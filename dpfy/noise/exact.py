@@ -38,22 +38,26 @@ LARGEST = 2.0**8
 """Of noise that is remembered, at unit scale: far beyond what draws can add up to, near enough for its rounding to be covered."""
 STEPS, MOST_ADDED = 2**20, 2.0**-10
 """For how many steps that rounding is covered, and how much larger it may make the noise."""
-CHUNK = 1 << 17
+CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The draws of one stream, by address, for so many values: real numbers of which double precision holds the first digits."""
+    """The draws of one stream, by address, for so many values: real numbers of which floating point holds the first digits.
+
+    `dtype` says which: words have 64 bits for float64, 32 for float32.
+    """
 
     randomness: Randomness
     stream: str
     count: int
+    dtype: torch.dtype = torch.float64
 
     def chunks(self, address: int, scale: float) -> Iterator[tuple[Tensor, NDArray[np.intp]]]:
         """`scale` times the draw of `address`, a chunk at a time, in memory that the next chunk overwrites; and the values in it that are
         not known up to `scale` times `ERROR`."""
         fill, factor = self.randomness.keystream(self.stream, address), None
-        for scratch, length in self._memory():
+        for scratch, length in self.memory():
             factor = scratch.squared(scale) if factor is None else factor
             fill(scratch.bits)
             values, radius = scratch.transform(factor), scratch.radius
@@ -67,16 +71,16 @@ class Draws:
         """The value at `place` of the draw of `address`, as a real number."""
         fill = self.randomness.keystream(self.stream, address)
         chunk, inside = divmod(place, CHUNK)
-        for scratch, _ in list(self._memory())[: chunk + 1]:
+        for scratch, _ in list(self.memory())[: chunk + 1]:
             fill(scratch.bits)
         second, index = divmod(inside, len(scratch.radius))
         words = [int(row[index]) for row in scratch.integers]
         behind = self.randomness.key(f"{self.stream} digits {chunk * CHUNK + index}", address, 2 * real.DIGITS)
-        return real.pair(words[0], words[1], behind)[second]
+        return real.pair(words[0], words[1], behind, scratch.places + 1)[second]
 
-    def _memory(self) -> Iterator[tuple[Scratch, int]]:
+    def memory(self) -> Iterator[tuple[Scratch, int]]:
         """The memory of one chunk after the other, and how many of its values are asked for."""
-        whole = Scratch.held(torch.float64, CHUNK)
+        whole = Scratch.held(self.dtype, CHUNK)
         for start in range(0, self.count, CHUNK):
             left = self.count - start
             yield whole if left >= CHUNK else whole.part((left + 1) // 2), min(left, CHUNK)
@@ -137,7 +141,13 @@ def add_(
             if into is None and w is not t:
                 t.copy_(w)
         return
-    lay_(sums, on, terms, Draws(randomness, stream, sum(t.numel() for t in many)), step, divisor, state)
+    count = sum(t.numel() for t in many)
+    if terms.alone and gaussian.dtype_of(sums) is torch.float32:
+        from dpfy.noise import exact_single
+
+        exact_single.lay_(many, on, terms.draws[0], Draws(randomness, stream, count, torch.float32), divisor)
+    else:
+        lay_(sums, on, terms, Draws(randomness, stream, count), step, divisor, state)
     gaussian.put(into, many)
 
 
@@ -145,7 +155,7 @@ def require_route(like: Grads, terms: Terms) -> None:
     """Refuse sums on a device where such noise cannot be made."""
     elsewhere = [t for t in like.values() if t.device.type != "cpu"]
     narrow = all(t.is_cuda and t.dtype is not torch.float64 for t in elsewhere)
-    if elsewhere and not (narrow and chacha.triton is not None and len(terms.draws) == 1 and terms.past is None):
+    if elsewhere and not (narrow and chacha.triton is not None and terms.alone):
         what = f"exact noise of this kind on {elsewhere[0].device}"
         raise Unsupported(what, 'use independent noise and parameters of at most 32 bits (with Triton), a CPU, or noise="float"')
 
@@ -163,10 +173,10 @@ def lay_(sums: Grads, on: Lattice, terms: Terms, draws: Draws, step: int, diviso
     sizes, target, done, weight = [row.numel() for row in rows], 0, 0, on.step / divisor
     for start, noise, unknown in _noise(terms, draws, on):
         parts, lengths, target, done = pieces(rows, sizes, target, done, len(noise))
-        centre = _held("centre", len(noise))
+        centre = held("centre", len(noise))
         torch._foreach_copy_(torch.split_with_sizes(centre, lengths), parts)
         t = noise if past is None else past.added(noise, start)
-        cells = _held("cells", len(noise))
+        cells = held("cells", len(noise))
         torch.add(t, centre, alpha=1 / on.step, out=t)
         torch.floor(t, out=cells)
         torch.sub(t, cells, out=t)  # how far into the cell: between 0 and 1
@@ -201,7 +211,7 @@ def _noise(terms: Terms, draws: Draws, on: Lattice) -> Iterator[tuple[int, Tenso
         sign, stream = streams[0]
         total, unknown = next(stream)
         if len(streams) > 1 or sign < 0:
-            total = torch.mul(total, sign, out=_held("noise", len(total)))
+            total = torch.mul(total, sign, out=held("noise", len(total)))
         for sign, stream in streams[1:]:
             values, more = next(stream)
             total.add_(values, alpha=sign)
@@ -228,12 +238,12 @@ class _Past:
         self.rows = memory.held_beside(state, wide(like), len(recurrence.weights), step)
         self.weights = torch.tensor(recurrence.weights, dtype=torch.float64)
         self.decay = torch.tensor(recurrence.decay, dtype=torch.float64)[:, None]
-        self.step, self.before = on.step, _held("past", 0)
+        self.step, self.before = on.step, held("past", 0)
 
     def added(self, noise: Tensor, start: int) -> Tensor:
         """`noise`, in steps, and what the past adds to it."""
         part = self.rows[:, start : start + len(noise)]
-        self.before = torch.mv(part.t(), self.weights, out=_held("past", len(noise))).mul_(self.unit)
+        self.before = torch.mv(part.t(), self.weights, out=held("past", len(noise))).mul_(self.unit)
         return torch.add(noise, self.before, out=noise)
 
     def keep(self, start: int, cells: Tensor, centre: Tensor) -> None:
@@ -251,10 +261,10 @@ class _Past:
 _HELD = threading.local()
 
 
-def _held(name: str, length: int) -> Tensor:
+def held(name: str, length: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Memory for a chunk, the same at every call of a thread."""
     if not hasattr(_HELD, name):
-        setattr(_HELD, name, torch.empty(CHUNK, dtype=torch.float64))
+        setattr(_HELD, name, torch.empty(CHUNK, dtype=dtype))
     return getattr(_HELD, name)[:length]  # type: ignore[no-any-return]
 
 

@@ -17,18 +17,18 @@ PRECISION = 100
 CONTEXT = Context(prec=PRECISION)
 
 
-def pair(first: int, second: int, behind: bytes) -> tuple[Decimal, Decimal]:
-    """The pair of Gaussian numbers of two signed words of 64 bits, and of the digits that follow each of them.
+def pair(first: int, second: int, behind: bytes, bits: int = 64) -> tuple[Decimal, Decimal]:
+    """The pair of Gaussian numbers of two signed words of so many `bits`, and of the digits that follow each of them.
 
-    With k the word and 0 <= V < 1 its further digits, (k + V) / 2^63 is uniform between -1 and 1; u is the size of the first, and the
-    angle is pi times the second. The pair is sqrt(-2 log u) times cosine and sine of the angle.
+    With k the word and 0 <= V < 1 its further digits, (k + V) / 2^(bits - 1) is uniform between -1 and 1; u is the size of the first,
+    and the angle is pi times the second. The pair is sqrt(-2 log u) times cosine and sine of the angle.
     """
     with localcontext(CONTEXT):
         x, a = (
-            Decimal((word << 8 * DIGITS) + int.from_bytes(part, "little")) / (1 << 8 * DIGITS + 63)
+            Decimal((word << 8 * DIGITS) + int.from_bytes(part, "little")) / (1 << 8 * DIGITS + bits - 1)
             for word, part in ((first, behind[:DIGITS]), (second, behind[DIGITS:]))
         )
-        return polar(abs(x) or Decimal(1) / (1 << 8 * DIGITS + 64), a)
+        return polar(abs(x) or Decimal(1) / (1 << 8 * DIGITS + bits), a)
 
 
 def polar(u: Decimal, part: Decimal) -> tuple[Decimal, Decimal]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpfy.core.errors import Unsupported
-from dpfy.noise.strategy import Recurrence, Recurrent, Strategy
+from dpfy.noise.schedule import Schedule
+from dpfy.noise.strategy import Identity, Recurrence, Recurrent, Strategy
 from dpfy.noise.tree import Tree
 
 Term = tuple[float, int]
@@ -16,10 +17,11 @@ WAY_OUT = 'use independent noise, band-mf, blt, a banded inverse or a tree with 
 @dataclass(frozen=True)
 class Terms:
     """Noise at unit scale: the sum of `weight` times the draw at `address` over `draws`, plus, where `past` is given, its gain times
-    the weighted rows that it remembers."""
+    the weighted rows that it remembers. `alone`: no step asks for the draw of another, so that a draw may be made in any one way."""
 
     draws: tuple[Term, ...]
     past: Recurrence | None = None
+    alone: bool = False
 
     @property
     def size(self) -> float:
@@ -32,7 +34,7 @@ def of(strategy: Strategy, step: int) -> Terms:
     if isinstance(strategy, Recurrent):
         r = strategy.recurrence(step)
         again = tuple((r.fresh * weight, step - 1 - back) for back, weight in enumerate(r.again))
-        return Terms(((r.fresh, step), *again), r if r.weights else None)
+        return Terms(((r.fresh, step), *again), r if r.weights else None, isinstance(strategy, Identity | Schedule))
     require(strategy)
     assert isinstance(strategy, Tree)
     return Terms(tuple(sorted(((w, at) for at, w in strategy.nodes(step).items()), key=lambda term: term[1])))

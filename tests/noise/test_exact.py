@@ -14,7 +14,7 @@ from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise import exact, gaussian, real, terms
+from dpfy.noise import exact, exact_single, gaussian, real, terms
 from dpfy.noise.banded import Banded, NormalisedBanded
 from dpfy.noise.blt import Blt
 from dpfy.noise.dense import dense
@@ -67,17 +67,17 @@ def flat(tensors) -> np.ndarray:
     return np.concatenate([t.double().numpy().reshape(-1) for t in tensors.values()])
 
 
-def oracle_draw(stream: NoiseStream, address: int, count: int) -> list[mpmath.mpf]:
+def oracle_draw(stream: NoiseStream, address: int, count: int, bits: int = 64) -> list[mpmath.mpf]:
     """The draw of an address as the definition says, by another library for real numbers."""
     pairs = (count + 1) // 2
-    buffer = bytearray(16 * pairs)
+    buffer = bytearray(bits // 4 * pairs)
     stream.randomness.keystream(stream.name, address)(memoryview(buffer))
-    words = np.frombuffer(buffer, "<i8").reshape(2, pairs).tolist()
+    words = np.frombuffer(buffer, f"<i{bits // 8}").reshape(2, pairs).tolist()
     first, second = [], []
     for i, (a, b) in enumerate(zip(*words, strict=True)):
         digits = stream.randomness.key(f"{stream.name} digits {i}", address, 48)
         x, turn = (
-            (mpmath.mpf(word) + mpmath.ldexp(int.from_bytes(part, "little"), -192)) / 2**63
+            (mpmath.mpf(word) + mpmath.ldexp(int.from_bytes(part, "little"), -192)) / 2 ** (bits - 1)
             for word, part in ((a, digits[:24]), (b, digits[24:]))
         )
         radius = mpmath.sqrt(-2 * mpmath.log(abs(x)))
@@ -101,7 +101,8 @@ def test_released_bits_are_those_of_real_arithmetic(name, dtype):
             noise = [mpmath.mpf(0)] * count
             for weight, at in step_terms.draws:
                 if at not in draws:
-                    draws[at] = oracle_draw(stream, at, count)
+                    alone = name in ("identity", "schedule") and dtype is torch.float32
+                    draws[at] = oracle_draw(stream, at, count, 32 if alone else 64)
                 noise = [n + mpmath.mpf(weight) * z for n, z in zip(noise, draws[at], strict=True)]
             if step_terms.past is not None:
                 unit = mpmath.mpf(on.noise) * mpmath.mpf(on.step)
@@ -124,13 +125,17 @@ def test_floating_point_decides_nothing(name, monkeypatch):
 
     def off(self, factor=None):
         values = honest(self, factor)
-        return values.mul_(1 + 1e-13 * torch.randn(values.shape, dtype=torch.float64))
+        size = 1e-13 if values.dtype is torch.float64 else 1e-6
+        return values.mul_(1 + size * torch.randn(values.shape, dtype=values.dtype))
 
     with monkeypatch.context() as patch:
         patch.setattr(gaussian.Scratch, "transform", off)
         assert all(map(np.array_equal, reference, [flat(out) for out in run(stream_of(KNOWN[name]))[0]]))
     with monkeypatch.context() as patch:
         patch.setattr(exact, "ERROR", 1.0)
+        patch.setattr(exact_single, "ERROR", 1.0)
+        known = exact_single.unit
+        patch.setattr(exact_single, "unit", lambda words, places: (known(words, places)[0], np.full(len(places), np.inf)))
         decided = []
         patch.setattr(real, "floor", lambda *given, floor=real.floor: decided.append(1) or floor(*given))
         assert all(map(np.array_equal, reference, [flat(out) for out in run(stream_of(KNOWN[name]))[0]]))
@@ -142,9 +147,14 @@ def test_a_machine_whose_functions_are_off_is_refused(monkeypatch):
     monkeypatch.setattr(gaussian.Scratch, "transform", lambda self, factor=None: honest(self, factor).mul_(1 + 1e-11))
     exact.require.cache_clear()
     with pytest.raises(Unsupported, match="double precision is off"):
+        run(stream_of(Identity()), dtype=torch.float64)
+    monkeypatch.setattr(gaussian.Scratch, "transform", lambda self, factor=None: honest(self, factor).mul_(1 + 1e-4))
+    exact_single.require.cache_clear()
+    with pytest.raises(Unsupported, match="single precision is off"):
         run(stream_of(Identity()))
     monkeypatch.undo()
     exact.require()
+    exact_single.require()
 
 
 def test_a_sum_moves_the_cell_by_exactly_itself():
@@ -187,26 +197,56 @@ def test_cells_have_the_law_that_is_billed(x):
     assert max(p_value(0.98), p_value(1.02), p_value(shift=1.0)) < 1e-6
 
 
-def test_the_tail_and_the_middle_are_decided_by_real_numbers(monkeypatch):
-    """Words of which double precision holds too few digits: u next to 0 and next to 1."""
-    words = [0, -1, 1, 2**30, -(2**35), 2**63 - 1, -(2**63), 2**62, 2**63 - 2**40]
-    angles = [0, 2**61, 2**62, -(2**62), 2**63 - 1, -(2**63), 12345, -(2**61), 2**60]
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_tail_and_the_middle_are_decided_by_real_numbers(monkeypatch, bits):
+    """Words of which floating point holds too few digits: u next to 0 and next to 1."""
+    top = 2 ** (bits - 1)
+    words = [0, -1, 1, 5, -(top >> 28), top - 1, -top, top >> 1, 3 * (top >> 2)]
+    angles = [0, top >> 2, top >> 1, -(top >> 1), top - 1, -top, 12345, -(top >> 2), top >> 3]
 
     def keystream(self, stream, step):
-        return lambda buffer: buffer.cast("B").__setitem__(slice(None), np.array(words + angles, "<i8").tobytes())
+        return lambda buffer: buffer.cast("B").__setitem__(slice(None), np.array(words + angles, f"<i{bits // 8}").tobytes())
 
     monkeypatch.setattr(Randomness, "keystream", keystream)
+    exact.require.cache_clear()
+    monkeypatch.setattr(exact, "require", lambda: None)
+    monkeypatch.setattr(exact_single, "require", lambda: None)
+    dtype = torch.float64 if bits == 64 else torch.float32
     stream, count = stream_of(Identity(), scale=1.0), 2 * len(words)
-    draws = exact.Draws(stream.randomness, stream.name, count)
-    _, unknown = next(draws.chunks(0, 1.0))
-    assert {0, 1, 2, 3, 4, 5, 6} <= set(unknown.tolist())
-    assert 7 not in unknown
-    total = {"w": torch.zeros(count, dtype=torch.float64)}
-    on = stream._lattice(total, 1.0, torch.float64, 0)
+    if bits == 64:
+        _, unknown = next(exact.Draws(stream.randomness, stream.name, count).chunks(0, 1.0))
+        assert {0, 1, 2, 3, 4, 5, 6} <= set(unknown.tolist())
+        assert 7 not in unknown
+    total = {"w": torch.zeros(count, dtype=dtype)}
+    on = stream._lattice(total, 1.0, dtype, 0)
     out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, rehearsal(stream.event, 1))[0].value["w"]
     with mpmath.workprec(300):
-        expected = [int(mpmath.floor(on.noise * z)) for z in oracle_draw(stream, 0, count)]
+        expected = [int(mpmath.floor(on.noise * z)) for z in oracle_draw(stream, 0, count, bits)]
     assert torch.floor(out / on.step).tolist() == expected
+
+
+def test_single_precision_says_how_far_off_it_is():
+    single, double = exact_single.disagreement(exact.Draws(Randomness.for_tests(5), "x", 1 << 16, torch.float32), 100)
+    assert single < exact_single.ERROR / 4
+    assert double < 1
+
+
+def test_long_sums_and_several_chunks(monkeypatch):
+    """Sums of thousands of steps, and chunks that end inside of tensors, change nothing."""
+    reference = [flat(out) for out in run(stream_of(Identity()), size=3000.0)[0]]
+    monkeypatch.setattr(exact_single, "SMALL", 0.0)
+    assert all(map(np.array_equal, reference, [flat(out) for out in run(stream_of(Identity()), size=3000.0)[0]]))
+    stream, count = stream_of(Identity()), 2 * exact.CHUNK + 11
+    parts = {"a": torch.linspace(-1, 1, 1000), "b": torch.linspace(-1e3, 1e3, count - 1000)}
+    whole = {"w": torch.cat(list(parts.values()))}
+    one, other = (stream.release(Bounded(t, Bound(l2=1.0)), 3, {}, rehearsal(stream.event, 9))[0].value for t in (parts, whole))
+    on = stream._lattice(whole, 1.0, torch.float32, 3)
+    assert on == stream._lattice(whole, 1.0, torch.float32, 3)
+    assert np.array_equal(np.round(flat(one) / on.step - 0.5), np.round(flat(other) / on.step - 0.5))
+    draws = exact.Draws(stream.randomness, "noise", count, torch.float32)
+    for place in (exact.CHUNK + 3, count - 1):
+        expected = real.floor([float(whole["w"][place]) / on.step], [(real.Decimal(on.noise), draws.value(3, place))])
+        assert math.floor(flat(other)[place] / on.step) == expected
 
 
 def test_remembered_noise_makes_up_for_the_cell():
