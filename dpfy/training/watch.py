@@ -48,8 +48,9 @@ PARTS, FEW_PARTS = 4, 2
 SHORT = 1 << 23
 """Steps of fewer expected rows times trained parameters are short: four checks in 1,000 of them would cost more than 1%."""
 
-ROWS = 16
-"""A checked step begins with a physical batch of this many records: enough to show mixing, and cheap."""
+ROWS, SHORT_ROWS = 16, 64
+"""A checked step begins with a physical batch of this many records: enough to show mixing, and cheap. Of short steps the second: a
+second physical batch would cost more there than checks of more rows."""
 
 FAR = 16.0
 """How far from the data records may lie that replace others in a thorough check."""
@@ -150,7 +151,7 @@ class Watch:
         if step not in self._due or grain >= most > 1:
             return list(physical(indices, most, grain=grain))
         self._pending = self._pending or not len(indices)
-        few = grain * -(-ROWS // grain)
+        few = grain * -(-(ROWS if self._parts == PARTS else SHORT_ROWS) // grain)
         first = max(2, min(few if len(indices) > 2 * few else len(indices), most))
         least = max(2, grain) if len(indices[:first]) == 1 else grain
         return [
