@@ -97,19 +97,10 @@ def compared(parameters: int, device: str, rounds: int, only: str, scale: float)
 
 def undecided(parameters: int, device: str) -> float:
     """Which share of the rows of 16 values is decided by numbers of two doubles."""
-    total, kept = [torch.zeros(parameters, device=device)], []
-    honest = torch.zeros
-
-    def seen(*given: Any, **more: Any) -> torch.Tensor:
-        kept.append(honest(*given, **more))
-        return kept[-1]
-
-    torch.zeros = seen
-    try:
-        exact_kernel.launch(total, exact_proof.LATTICE, 1.0, exact_proof.KEY, 1.0, total)
-    finally:
-        torch.zeros = honest
-    return float(kept[-1].sum()) / (parameters / 16)
+    total = [torch.zeros(parameters, device=device)]
+    counts = exact_kernel.launch(total, exact_proof.LATTICE, 1.0, exact_proof.KEY, 1.0, total)
+    assert counts is not None
+    return float(counts.sum()) / (parameters / 16)
 
 
 def proven(device: str) -> dict[str, float]:
