@@ -129,7 +129,8 @@ def test_every_statistic_per_user(text):
     """A whole user with more records than are used."""
     run, event = asked(text, "laplace", Contribution(3, 2, 2))
     mine = [{**person, "id": 42, "job": "abc"[k % 3]} for k, person in enumerate(PEOPLE * 2)]
-    assert replay.check(run, people(40), people(40, *mine), claimed=event) == []
+    for records in (mine, [{**PEOPLE[0], "id": 42}] * 8, [{**PEOPLE[1], "id": 42}] * 8):
+        assert replay.check(run, people(40), people(40, *records), claimed=event) == []
 
 
 @pytest.mark.parametrize("text", ASKED)

@@ -69,6 +69,17 @@ def test_without_noise_they_are_the_plain_statistics(family, records):
         assert answer.interval[0] <= answer.value <= answer.interval[1]
 
 
+def test_what_is_missing_adds_nothing_or_counts_as_the_fill():
+    data = people()
+    data["age"] = [None if k % 3 else float(a) for k, a in enumerate(data["age"])]
+    data["hours"] = ["?" if k % 2 else float(h) for k, h in enumerate(data["hours"])]
+    there = np.array([a for a in data["age"] if a is not None])
+    hours = np.clip([40.0 if h == "?" else h for h in data["hours"]], -5, 60)
+    found = answered("count(), mean(age), sum(age), variance(age), mean(hours), median(age), covariance(age, hours)", data)
+    due = [500, there.mean(), there.sum(), there.var(), hours.mean(), np.median(there), there.var()]
+    assert [a.value for a in found[:7]] == pytest.approx(due, rel=1e-2)
+
+
 def test_cells():
     data = people()
     found = answered("histogram(age, 0, 10, 50, 100), histogram(job), table(sex, job)", data)
