@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +45,10 @@ def present(values: Floats) -> tuple[NDArray[np.int64], Floats]:
 class Count(Sums):
     """How many records there are."""
 
-    whole: ClassVar[bool] = True
+    @property
+    def whole(self) -> bool:
+        """Ones."""
+        return True
 
     def one(self, norm: str) -> Bound:
         """A record counts once."""

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,7 +152,10 @@ class Sums(Statistic):
     Each record adds `width` numbers in one of `cells` cells of its group. `whole` where they are ones.
     """
 
-    whole: ClassVar[bool] = False
+    @property
+    def whole(self) -> bool:
+        """Whether what a record adds is a one."""
+        return False
 
     @property
     def cells(self) -> int:

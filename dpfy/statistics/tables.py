@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,10 @@ Codes = NDArray[np.int64]
 class Cells(Sums):
     """A count for each cell; a record lies in one of them."""
 
-    whole: ClassVar[bool] = True
+    @property
+    def whole(self) -> bool:
+        """Ones."""
+        return True
 
     def one(self, norm: str) -> Bound:
         """A record counts once."""
@@ -104,25 +107,45 @@ class Accuracy(Cells):
     truth: Words
     guess: Words
 
-    whole: ClassVar[bool] = True
+    @property
+    def whole(self) -> bool:
+        """Ones; where the number of records is public a half, up or down, so that replacing a record moves the sum by one."""
+        return self.records is None
 
     @property
     def cells(self) -> int:
-        """Right and wrong; right alone where the number of records is public."""
+        """Right and wrong; one sum where the number of records is public."""
         return 1 if self.records is not None else 2
 
-    def placed(self, table: Table) -> Codes:
-        """Right or wrong. A word that is not listed is never right."""
+    def one(self, norm: str) -> Bound:
+        """See `whole`."""
+        return Bound.scalar(1.0 if self.whole else 0.5)
+
+    def right(self, table: Table) -> NDArray[np.bool_]:
+        """Where both say the same. A word that is not listed is never right."""
         truth, guess = np.array([*self.truth.words, ""]), np.array([*self.guess.words, ""])
         said, due = guess[table.codes(self.guess.name)], truth[table.codes(self.truth.name)]
-        right = (said == due) & (due != "")
-        return np.where(right, 0, -1 if self.records is not None else 1)
+        return np.asarray((said == due) & (table.codes(self.truth.name) < len(self.truth.words)))
+
+    def rows(self, table: Table, norm: str) -> tuple[Codes, Floats]:
+        """See `Sums`."""
+        right = self.right(table)
+        if self.whole:
+            return np.where(right, 0, 1), np.ones((table.size, 1))
+        return np.zeros(table.size, np.int64), np.where(right, 0.5, -0.5)[:, None]
 
     def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
         """See `Sums`."""
-        above, below = ([1.0], [0.0]) if self.records is not None else ([1.0, 0.0], [1.0, 1.0])
-        value, error, interval = ratio(above, below, sums[:, 0], spread, (0.0, 1.0), float(self.records or 0))
-        yield Answer(self.text, value, error, interval)
+        if self.records is None:
+            value, error, interval = ratio([1.0, 0.0], [1.0, 1.0], sums[:, 0], spread, (0.0, 1.0))
+        else:
+            value, reach = 0.5 + float(sums[0, 0]) / self.records, spread.reach([1.0]) / self.records
+            error, interval = spread.deviation / self.records, (_share(value - reach), _share(value + reach))
+        yield Answer(self.text, _share(value), error, interval)
+
+
+def _share(value: float) -> float:
+    return min(max(value, 0.0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -218,7 +241,10 @@ class Margins(Sums):
     columns: tuple[Words, ...]
     order: int
 
-    whole: ClassVar[bool] = True
+    @property
+    def whole(self) -> bool:
+        """Ones."""
+        return True
 
     @property
     def kept(self) -> list[tuple[int, ...]]:

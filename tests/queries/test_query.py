@@ -398,6 +398,12 @@ def test_odd_tables_raise_nothing(count):
             assert answer.interval is None or answer.interval[0] <= answer.interval[1]
 
 
+def test_the_accuracy_of_a_model_on_a_public_number_of_records():
+    """One replaced record moves it by 1/m: Laplace noise of scale 1 / (m epsilon)."""
+    (claim,) = plan("accuracy(sex, guess)", Columns.parse(SCHEMA, "s"), Terms(0.5, records=200)).claims
+    assert claim.bound * claim.parameter / 200 == pytest.approx(1 / (200 * 0.5))
+
+
 def test_the_salary_mean_of_the_guide():
     """n = 10^4 public, B = 10^6, epsilon 1/2, delta 1e-6: standard deviation 806; 68% within 806, 95% within 1,612 over 10^5 draws."""
     from dpfy.accounting import gaussian
