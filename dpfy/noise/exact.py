@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,10 +57,9 @@ class Draws:
     def chunks(self, address: int, scale: float) -> Iterator[tuple[Tensor, NDArray[np.intp]]]:
         """`scale` times the draw of `address`, a chunk at a time, in memory that the next chunk overwrites; and the values in it that are
         not known up to `scale` times `ERROR`."""
-        fill, factor = self.randomness.keystream(self.stream, address), None
-        for scratch, length in self.memory():
+        factor = None
+        for scratch, length in self.words(address):
             factor = scratch.squared(scale) if factor is None else factor
-            fill(scratch.bits)
             values, radius = scratch.transform(factor), scratch.radius
             unknown = np.empty(0, np.intp)
             if radius.min() < scale * NEAREST or radius.max() > scale * FARTHEST:
@@ -67,23 +67,27 @@ class Draws:
                 unknown = np.concatenate([pairs, pairs + len(radius)])
             yield values[:length], unknown[unknown < length]
 
+    def words(self, address: int, first: int = 0) -> Iterator[tuple[Scratch, int]]:
+        """The words of the chunks from `first` on, each of a keystream of its own, in memory that the next overwrites; and how many of its
+        values are asked for."""
+        whole = Scratch.held(self.dtype, CHUNK)
+        for chunk in range(first, -(-self.count // CHUNK)):
+            left = self.count - chunk * CHUNK
+            scratch = whole if left >= CHUNK else whole.part((left + 1) // 2)
+            self.randomness.keystream(f"{self.stream} part {chunk}", address)(scratch.bits)
+            yield scratch, min(left, CHUNK)
+
     def value(self, address: int, place: int) -> Decimal:
         """The value at `place` of the draw of `address`, as a real number."""
-        fill = self.randomness.keystream(self.stream, address)
         chunk, inside = divmod(place, CHUNK)
-        for scratch, _ in list(self.memory())[: chunk + 1]:
-            fill(scratch.bits)
-        second, index = divmod(inside, len(scratch.radius))
-        words = [int(row[index]) for row in scratch.integers]
-        behind = self.randomness.key(f"{self.stream} digits {chunk * CHUNK + index}", address, 2 * real.DIGITS)
-        return real.pair(words[0], words[1], behind, scratch.places + 1)[second]
+        scratch, _ = next(self.words(address, chunk))
+        return self.exactly(address, chunk, inside, scratch.integers)
 
-    def memory(self) -> Iterator[tuple[Scratch, int]]:
-        """The memory of one chunk after the other, and how many of its values are asked for."""
-        whole = Scratch.held(self.dtype, CHUNK)
-        for start in range(0, self.count, CHUNK):
-            left = self.count - start
-            yield whole if left >= CHUNK else whole.part((left + 1) // 2), min(left, CHUNK)
+    def exactly(self, address: int, chunk: int, inside: int, words: NDArray[np.signedinteger[Any]]) -> Decimal:
+        """The value that lies `inside` of a chunk with these words."""
+        second, index = divmod(inside, words.shape[1])
+        behind = self.randomness.key(f"{self.stream} digits {chunk * CHUNK + index}", address, 2 * real.DIGITS)
+        return real.pair(int(words[0, index]), int(words[1, index]), behind, 8 * words.itemsize)[second]
 
 
 def wide(like: Grads) -> Grads:

@@ -38,11 +38,10 @@ def lay_(sums: Sequence[Tensor], on: Lattice, term: Term, draws: Draws, divisor:
     """Turn float32 `sums` into released values, in place. Guarantees: those of :func:`dpfy.noise.exact.lay_`."""
     require()
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums]
-    sizes, target, done, start = [row.numel() for row in rows], 0, 0, 0
-    fill, scale, factor = draws.randomness.keystream(draws.stream, term[1]), term[0] * on.noise, None
-    for scratch, length in draws.memory():
+    sizes, target, done = [row.numel() for row in rows], 0, 0
+    scale, factor = term[0] * on.noise, None
+    for chunk, (scratch, length) in enumerate(draws.words(term[1])):
         factor = scratch.squared(scale) if factor is None else factor
-        fill(scratch.bits)
         words = held("words", 2 * scratch.integers.shape[1], torch.int32).numpy().reshape(2, -1)
         np.copyto(words, scratch.integers)
         noise = scratch.transform(factor).numpy()
@@ -50,12 +49,11 @@ def lay_(sums: Sequence[Tensor], on: Lattice, term: Term, draws: Draws, divisor:
         values = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
         cells, unsure = _found(values, noise[:length], scale, on, _unknown(scratch, scale, length))
         if len(unsure):
-            cells[unsure] = _decided(values[unsure], unsure, words, term, draws, start, on)
+            cells[unsure] = _decided(values[unsure], unsure, words, term, draws, chunk, on)
         np.add(cells, np.float32(0.5), values)
         np.multiply(values, np.float32(on.step / divisor), values)  # functions of the cell alone
         if len(parts) > 1:
             torch._foreach_copy_(parts, torch.split_with_sizes(torch.from_numpy(values), lengths))
-        start += length
     for t, row in zip(sums, rows, strict=True):
         if not t.is_contiguous():
             t.copy_(row.view(t.shape))
@@ -97,7 +95,7 @@ def _found(
 
 @np.errstate(invalid="ignore")
 def _decided(
-    values: NDArray[np.float32], places: NDArray[np.intp], words: Words, term: Term, draws: Draws, start: int, on: Lattice
+    values: NDArray[np.float32], places: NDArray[np.intp], words: Words, term: Term, draws: Draws, chunk: int, on: Lattice
 ) -> NDArray[np.float64]:
     """The cells of some values, by double precision and the words alone, or by as many digits as it takes."""
     scale = term[0] * on.noise
@@ -107,7 +105,7 @@ def _decided(
     cells: NDArray[np.float64] = np.floor(t)
     certain = np.abs(t - cells - 0.5) < 0.5 - (scale * error + np.abs(t) * 2.0**-50)
     for i in np.flatnonzero(~certain & np.isfinite(sums)):
-        drawn = draws.value(term[1], start + int(places[i]))
+        drawn = draws.exactly(term[1], chunk, int(places[i]), words)
         cells[i] = real.floor([float(sums[i])], [(Decimal(term[0]) * Decimal(on.noise), drawn)])
     return cells
 
@@ -138,12 +136,14 @@ def require() -> None:
 def disagreement(draws: Draws, few: int = 200) -> tuple[float, float]:
     """The largest distance of single from double precision where it is trusted, over a chunk; and, in parts of the error that is said, of
     double precision from real numbers, over a few values."""
-    scratch, length = next(draws.memory())
-    draws.randomness.keystream(draws.stream, 0)(scratch.bits)
+    scratch, length = next(draws.words(0))
     words = scratch.integers.copy()
     found = scratch.transform(scratch.squared(1.0)).numpy().astype(np.float64)[:length]
     trusted = np.setdiff1d(np.arange(length), _unknown(scratch, 1.0, length))
     z, error = unit(words, np.arange(length))
     single = float(np.abs(found - z)[trusted].max()) + float(error[trusted].max())
-    known = [abs(float(Decimal(float(z[i])) - draws.value(0, i))) / error[i] for i in range(0, length, max(1, length // few))]
+    known = [
+        abs(float(Decimal(float(z[i])) - draws.exactly(0, 0, i, words))) / error[i]
+        for i in range(0, length, max(1, length // few))
+    ]
     return single, float(max(known))
