@@ -439,3 +439,10 @@ def test_the_salary_mean_of_the_guide():
     assert (errors <= 806).mean() == pytest.approx(0.6827, abs=0.006)
     assert (errors <= 1612).mean() == pytest.approx(0.9545, abs=0.003)
     assert spread_of(claim).scale * 5e5 / 10_000 == pytest.approx(806, abs=0.5)
+
+
+def test_another_schema_is_another_claim(files):
+    columns = Columns.parse(SCHEMA, "s")
+    wider = Columns.parse(SCHEMA.replace("range = [0, 100]", "range = [0, 101]"), "s")
+    for text in ("median(age)", "count() where age > 3", "histogram(age, 0, 50)"):
+        assert plan(text, columns, Terms(1.0)).claims != plan(text, wider, Terms(1.0)).claims
