@@ -133,35 +133,39 @@ def add_(
     state: State,
     into: Sequence[Tensor] | None,
 ) -> None:
-    """Release `sums` on the lattice, in place; with `into`, the results are rounded to the types of these tensors and written there."""
-    require_route(sums, terms)
-    many = list(sums.values())
-    if any(t.is_cuda for t in many):
-        from dpfy.noise import exact_kernel
+    """Release `sums` on the lattice, in place; with `into`, the results are rounded to the types of these tensors and written there.
 
-        whole = [t.contiguous() for t in many]
-        exact_kernel.add_(whole, on, terms.draws[0][0], randomness.key(stream, step, chacha.KEY_BYTES), divisor, into)
-        for t, w in zip(many, whole, strict=True):
-            if into is None and w is not t:
-                t.copy_(w)
-        return
-    count = sum(t.numel() for t in many)
-    if terms.alone and gaussian.dtype_of(sums) is torch.float32:
+    A GPU makes independent float32 noise itself; noise of other kinds for other devices is made on the host, and the sums travel.
+    """
+    many = list(sums.values())
+    if any(t.device.type != "cpu" for t in many):
+        if terms.alone and chacha.triton is not None and all(t.is_cuda and t.dtype is torch.float32 for t in many):
+            _on_gpu(many, on, terms.draws[0][0], randomness.key(stream, step, chacha.KEY_BYTES), divisor, into)
+            return
+        here, past = ({name: t.cpu() for name, t in tensors.items()} for tensors in (sums, state))
+        add_(here, on, terms, randomness, stream, step, divisor, past, None)
+        for there, made in ((sums, here), (state, past)):
+            for name, t in there.items():
+                t.copy_(made[name])
+    elif terms.alone and gaussian.dtype_of(sums) is torch.float32:
         from dpfy.noise import exact_single
 
-        exact_single.lay_(many, on, terms.draws[0], Draws(randomness, stream, count, torch.float32), divisor)
+        draws = Draws(randomness, stream, sum(t.numel() for t in many), torch.float32)
+        exact_single.lay_(many, on, terms.draws[0], draws, divisor)
     else:
-        lay_(sums, on, terms, Draws(randomness, stream, count), step, divisor, state)
+        lay_(sums, on, terms, Draws(randomness, stream, sum(t.numel() for t in many)), step, divisor, state)
     gaussian.put(into, many)
 
 
-def require_route(like: Grads, terms: Terms) -> None:
-    """Refuse sums on a device where such noise cannot be made."""
-    elsewhere = [t for t in like.values() if t.device.type != "cpu"]
-    narrow = all(t.is_cuda and t.dtype is not torch.float64 for t in elsewhere)
-    if elsewhere and not (narrow and chacha.triton is not None and terms.alone):
-        what = f"exact noise of this kind on {elsewhere[0].device}"
-        raise Unsupported(what, 'use independent noise and parameters of at most 32 bits (with Triton), a CPU, or noise="float"')
+def _on_gpu(many: list[Tensor], on: Lattice, gain: float, key: bytes, divisor: float, into: Sequence[Tensor] | None) -> None:
+    from dpfy.noise import exact_kernel
+
+    whole = [t.contiguous() for t in many]
+    exact_kernel.add_(whole, on, gain, key, divisor, into)
+    if into is None:
+        for t, made in zip(many, whole, strict=True):
+            if made is not t:
+                t.copy_(made)
 
 
 def lay_(sums: Grads, on: Lattice, terms: Terms, draws: Draws, step: int, divisor: float, state: State) -> None:

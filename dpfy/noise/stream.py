@@ -64,8 +64,6 @@ class NoiseStream:
     def require_lattice(self, like: Grads, bound: float) -> None:
         """Refuse, before the first step, noise that `release` could not lay on a lattice for sums like these."""
         if self.scale and math.isfinite(bound):
-            if self.exact:
-                exact.require_route(like, terms.of(self.strategy, 0))
             self._lattice(like, bound, gaussian.dtype_of(like), 0)
 
     def release(
