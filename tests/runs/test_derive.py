@@ -98,3 +98,11 @@ def test_the_command_line(run, rounded, capsys):
         main(["derive", str(run), str(rounded), "--of", "count.json", "--how", "rounded"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_released_file_is_not_derived_from_itself(run):
+    """The very same bytes under the very same name: only the ledger knows that they were released."""
+    before = {p.name: p.read_bytes() for p in run.iterdir()}
+    with pytest.raises(InvalidInput, match="name of a file of the run"):
+        derive(run, run / "count.json", of=["count.json"], how="copied")
+    assert {p.name: p.read_bytes() for p in run.iterdir()} == before
