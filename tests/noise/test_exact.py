@@ -231,6 +231,31 @@ def test_single_precision_says_how_far_off_it_is():
     assert double < 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_two_draws_share_a_key(monkeypatch, dtype):
+    """Everything decided by real numbers, over several chunks and steps: each chunk has its keystream, each pair its digits."""
+    asked: list[tuple[str, int]] = []
+    honest = Randomness.keystream, Randomness.key
+    monkeypatch.setattr(
+        Randomness, "keystream", lambda self, name, step: asked.append((name, step)) or honest[0](self, name, step)
+    )
+    monkeypatch.setattr(exact, "ERROR", 1.0)
+    monkeypatch.setattr(exact_single, "ERROR", 1.0)
+    monkeypatch.setattr(exact, "CHUNK", 16)
+    monkeypatch.setattr(exact_single, "unit", lambda words, places: (np.zeros(len(places)), np.full(len(places), np.inf)))
+    monkeypatch.setattr(exact, "require", lambda: None)
+    monkeypatch.setattr(exact_single, "require", lambda: None)
+    stream, digits = stream_of(Identity()), set()
+    monkeypatch.setattr(
+        Randomness, "key", lambda self, name, step, size=16: digits.add((name, step, size)) or honest[1](self, name, step, size)
+    )
+    for step in range(2):
+        stream.release(Bounded({"w": torch.zeros(40, dtype=dtype)}, Bound(l2=1.0)), step, {}, rehearsal(stream.event, 9))
+    parts = {(f"noise part {chunk}", step) for chunk in range(3) for step in range(2)}
+    assert set(asked) == parts
+    assert len([name for name, _, size in digits if size == 2 * real.DIGITS]) == 40  # twenty pairs in each step
+
+
 def test_long_sums_and_several_chunks(monkeypatch):
     """Sums of thousands of steps, and chunks that end inside of tensors, change nothing."""
     reference = [flat(out) for out in run(stream_of(Identity()), size=3000.0)[0]]
