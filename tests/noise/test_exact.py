@@ -142,6 +142,22 @@ def test_floating_point_decides_nothing(name, monkeypatch):
         assert len(decided) == STEPS * len(reference[0])
 
 
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-6), (torch.float64, 2e-5)], ids=str)
+def test_errors_within_what_is_trusted_change_no_bit(monkeypatch, dtype, off):
+    """Many values, of which some errors would move dozens over a border on either side."""
+    stream, total = stream_of(Identity()), {"w": torch.linspace(-3, 3, 100_000 if dtype is torch.float32 else 10_000, dtype=dtype)}
+    monkeypatch.setattr(exact, "ERROR", 2.0**-11)
+    monkeypatch.setattr(exact, "require", lambda: None)
+    monkeypatch.setattr(exact, "FARTHEST", 4.0)
+    honest, seen = gaussian.Scratch.transform, []
+    for sign in (0, 1, -1):
+        patched = lambda self, factor=None, size=sign * off: honest(self, factor).mul_(1 + size)  # noqa: E731
+        monkeypatch.setattr(gaussian.Scratch, "transform", patched)
+        seen.append(stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, rehearsal(stream.event, 1))[0].value["w"])
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+
+
 def test_a_machine_whose_functions_are_off_is_refused(monkeypatch):
     honest = gaussian.Scratch.transform
     monkeypatch.setattr(gaussian.Scratch, "transform", lambda self, factor=None: honest(self, factor).mul_(1 + 1e-11))
