@@ -145,7 +145,10 @@ def test_floating_point_decides_nothing(name, monkeypatch):
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-6), (torch.float64, 2e-5)], ids=str)
 def test_errors_within_what_is_trusted_change_no_bit(monkeypatch, dtype, off):
     """Many values, of which some errors would move dozens over a border on either side."""
-    stream, total = stream_of(Identity()), {"w": torch.linspace(-3, 3, 100_000 if dtype is torch.float32 else 10_000, dtype=dtype)}
+    stream, total = (
+        stream_of(Identity()),
+        {"w": torch.linspace(-3, 3, 100_000 if dtype is torch.float32 else 10_000, dtype=dtype)},
+    )
     monkeypatch.setattr(exact, "ERROR", 2.0**-11)
     monkeypatch.setattr(exact, "require", lambda: None)
     monkeypatch.setattr(exact, "FARTHEST", 4.0)
