@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import dpfy
 from dpfy.core import reading
 from dpfy.core.errors import Corrupt, InvalidInput
@@ -22,6 +20,7 @@ from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.claim import FILE
 from dpfy.statistics.columns import Column, Table, word
+from dpfy.statistics.selection import Unknown
 from dpfy.statistics.statistic import Spend
 from dpfy.statistics.units import coded
 
@@ -138,10 +137,9 @@ def table_of(data: Any, made: Plan) -> Table:
 def _fingerprint(table: Table, made: Plan) -> bytes:
     """All that the answers depend on: the columns that the query uses, as they are read."""
     whole = hashlib.blake2b(str(table.size).encode())
+    written = {s.column.name for s in made.statistics if isinstance(s, Unknown)}
     for name in sorted(used(made)):
-        whole.update(name.encode() + b"\0")
-        for part in table.as_arrays(name):
-            whole.update(np.ascontiguousarray(part).tobytes())
+        whole.update(name.encode() + b"\0" + table.content(name, name in written))
     if table.owners is not None:
         whole.update(table.owners.tobytes())
     return whole.digest()

@@ -143,13 +143,14 @@ class Table:
             raise InvalidInput("column", name, "is in the schema but not in the data")
         return self._cells[name]
 
-    def as_arrays(self, name: str) -> list[NDArray[Any]]:
-        """All that any statistic may read of a column."""
+    def content(self, name: str, written: bool) -> bytes:
+        """All that statistics may read of a column; `written` if they read it as it is written, or without its range."""
         column = self.columns[name]
-        if isinstance(column, Open):
-            texts = ["\0" if text is None else text for text in self.texts(name)]
-            return [np.frombuffer("\1".join(texts).encode("utf-8", "surrogatepass"), np.uint8), self.raw(name)]
-        return [np.asarray(self._of(name)), self.raw(name)] if isinstance(column, Number) else [np.asarray(self._of(name))]
+        read = b"" if isinstance(column, Open) else np.asarray(self._of(name)).tobytes()
+        if not written:
+            return read
+        texts = ["\0" if text is None else text for text in self.texts(name)]
+        return read + "\1".join(texts).encode("utf-8", "surrogatepass") + self.raw(name).tobytes()
 
     def _of(self, name: str) -> Any:
         if name not in self._read:

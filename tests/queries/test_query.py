@@ -251,6 +251,17 @@ def test_an_interrupted_query_resumes_to_the_same_answers_and_refuses_other_data
     assert all(f.holds for f in verify(again.run))
 
 
+@pytest.mark.parametrize("text", ["top(sex)", "range(age)", "count() by job", "mean(age) where hours > 3"])
+def test_all_that_an_answer_depends_on_is_bound(text):
+    """Other cells than before a crash are told from the same ones, also where they are read in the same way by other statistics."""
+    columns = Columns.parse(SCHEMA, "s")
+    made = plan(text, columns, Terms(1.0, 1e-6))
+    cells = {"age": [500, 7], "hours": [1, 2], "sex": ["x", "f"], "job": ["a", "b"], "guess": ["f", "f"], "id": [1, 2]}
+    other = cells | {"age": [600, 8], "hours": [5, 2], "sex": ["y", "f"], "job": ["c", "b"]}
+    tags = {run._fingerprint(run.table_of(data, made), made) for data in (cells, dict(cells), other)}
+    assert len(tags) == 2
+
+
 def test_an_interruption_says_how_to_go_on(files, capsys, monkeypatch):
     real = Sums.release
 
