@@ -205,6 +205,14 @@ def test_models_that_mix(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("name", ["gate at zero", "two gates at zero"])
+def test_gates_at_zero_are_seen_through_at_the_first_step(name: str, tmp_path: Path) -> None:
+    """Noise opens a gate, and a later check would find what is behind it: after a release."""
+    torch.manual_seed(0)
+    with pytest.raises(Unsupported, match=REFUSED):
+        watched.train(tmp_path, MODELS[name](), steps=1)
+
+
 class Recurrent(nn.Module):
     """A sequence model that takes the batch for the time."""
 
