@@ -82,9 +82,9 @@ def train(
     """Train a configuration with canaries in it, then audit the run. It is a training like any other, and billed like any other."""
     from dpfy.audit.whitebox import fair_coins
     from dpfy.core import settings
+    from dpfy.runs.folder import fresh_path
     from dpfy.training import audit_job
     from dpfy.training import config as configuration
-    from dpfy.training.state import fresh_path
 
     flags = {
         "data.kind": data,

@@ -26,7 +26,7 @@ def query(
     text: Annotated[str, typer.Argument(metavar="QUERY", help="What to ask, in quotes.", show_default=False)],
     schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
     epsilon: Annotated[float, _option("What the whole query may cost.")],
-    out: Annotated[Path, _option("Run folder, new.")],
+    out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
     delta: Annotated[float, typer.Option(help="Delta; 0 for a pure guarantee.")] = 0.0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: give the same query again.")] = False,
     ledger: Annotated[Path | None, _option("Ledger of the data set, over all its releases.")] = None,
@@ -42,7 +42,7 @@ def query(
 
     A query is: statistics, then by, then where. Both hold for all statistics of the query.
 
-    dpfy query people.csv "mean(age), count() by sex" --schema s.toml --epsilon 0.5 --out runs/q
+    dpfy query people.csv "mean(age), count() by sex" --schema s.toml --epsilon 0.5
 
     dpfy query people.csv "median(age) where sex = 'Female' and age >= 18" --schema s.toml --epsilon 0.5 --out runs/q
 
@@ -58,9 +58,12 @@ def query(
     from dpfy.core.errors import InvalidInput
     from dpfy.queries import run
     from dpfy.queries.plan import Terms
-    from dpfy.runs.folder import Place, ended
+    from dpfy.runs.folder import Place, ended, fresh_path
     from dpfy.runs.mark import Mark
 
+    if resume and out is None:
+        raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
+    out = out or fresh_path()
     if resume and Mark.find(out) is None and not ended(out):
         raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
     terms = Terms(epsilon, delta, user, most_records, most_groups, most_each, records)

@@ -136,8 +136,8 @@ def _train(
         whole = configuration.make(configuration.read_toml(config) if config else {}, given)
         tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
         return
+    from dpfy.runs.folder import fresh_path
     from dpfy.training import job
-    from dpfy.training.state import fresh_path
 
     folder = out or fresh_path()
     with resumable(folder, "dpfy train"):

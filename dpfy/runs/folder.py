@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -57,6 +59,11 @@ class Place:
             check.known_keys("public_data", row, ("data", "used_for", "provenance"))
             for key in ("data", "used_for", "provenance"):
                 check.one_line(f"public_data.{key}", row.get(key))
+
+
+def fresh_path() -> Path:
+    """A new folder under runs/ for a run that was not given one."""
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
 @dataclass

@@ -24,13 +24,13 @@ from dpfy.gradients.per_user import per_user
 from dpfy.plan.recipe import Plan
 from dpfy.report import first, verify
 from dpfy.report.words import is_absent
+from dpfy.runs.folder import fresh_path
 from dpfy.training import evaluation, metrics
 from dpfy.training.evaluation import BILLED, PUBLIC, Loss
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.progress import spent
 from dpfy.training.run import CARD, Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
-from dpfy.training.state import fresh_path
 from dpfy.training.update import Update
 
 BEFORE = "finished before"

@@ -25,6 +25,7 @@ from dpfy.gradients.engine import Grads, trainable, zeros
 from dpfy.gradients.select import choose
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import EXACT, Plan
+from dpfy.runs.folder import fresh_path
 from dpfy.training import checkpoint, computation, finish, guard, metrics, progress, public, resume, state
 from dpfy.training.admission import check_optimizer, check_records
 from dpfy.training.averaging import swapped
@@ -74,7 +75,7 @@ class PrivateTraining:
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.runtime = runtime or Runtime()
         self.rule = update or Update()
-        self.run = run if isinstance(run, Run | RunFolder) else Run(run if run is not None else state.fresh_path())
+        self.run = run if isinstance(run, Run | RunFolder) else Run(run if run is not None else fresh_path())
         fresh = isinstance(self.run, Run) and not self.run.resume
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
         check_records(plan.recipe, train.rows_each if isinstance(train, Records) else 1, rows_of(train))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import secrets as entropy
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -115,11 +112,6 @@ def generators(device: torch.device) -> Named:
     if device.type == "cuda":
         found["device"] = torch.cuda.get_rng_state(device)
     return found
-
-
-def fresh_path() -> Path:
-    """A new folder under runs/ for a run that was not given one."""
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{entropy.token_hex(2)}"
 
 
 def guarantee(training: PrivateTraining) -> Guarantee:
