@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,7 +84,10 @@ def load(place: Path) -> dict[str, Any]:
 
 def _names(places: Sequence[Path]) -> list[str]:
     """The last parts of the paths, told apart by their number where they are the same."""
-    plain = [p.parent.name if p.name == cards.NAME and p.parent.name else p.name for p in (p.resolve() for p in places)]
+    # Not Path.resolve, which raises where links go in circles.
+    plain = [
+        p.parent.name if p.name == cards.NAME and p.parent.name else p.name for p in (Path(os.path.realpath(p)) for p in places)
+    ]
     return [name if plain.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(plain, start=1)]
 
 

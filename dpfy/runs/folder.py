@@ -61,6 +61,13 @@ class Place:
                 check.one_line(f"public_data.{key}", row.get(key))
 
 
+def _truth(value: object) -> bool:
+    """True or false; anything else is a `TypeError`."""
+    if not isinstance(value, bool):
+        raise TypeError("must be true or false")
+    return value
+
+
 def fresh_path() -> Path:
     """A new folder under runs/ for a run that was not given one."""
     return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
@@ -327,7 +334,7 @@ class RunFolder:
     def _held_secret(self, file: Path) -> tuple[str, Randomness]:
         try:
             held = json.loads(file.read_text())
-            name, randomness = held["run"], Randomness(bytes.fromhex(held["secret"]), held["fixed"])
+            name, randomness = held["run"], Randomness(bytes.fromhex(held["secret"]), _truth(held["fixed"]))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise Corrupt("checkpoint/secret.json", "is damaged: the run cannot be resumed; start a new one") from None
         if name != self.mark.run:

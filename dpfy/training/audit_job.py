@@ -68,8 +68,7 @@ def train(
     Guarantees: the plan, for private records and canaries together, is reserved before any data is read.
     """
     check.one_of("attack", attack, ATTACKS)
-    job_plan = job.plan_of(config)
-    with_canaries = dataclasses.replace(config.privacy, records=job_plan.recipe.records + len(included))
+    with_canaries = dataclasses.replace(config.privacy, records=job.records_of(config) + len(included))
     _train(dataclasses.replace(config, privacy=with_canaries), out, (attack, included), seed=seed, progress=progress)
 
 

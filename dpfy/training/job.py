@@ -70,11 +70,7 @@ def plan_of(config: JobConfig) -> Plan:
     if config.data.kind in TEXT:
         what = f"training a model by name on data of kind {config.data.kind!r}"
         raise Unsupported(what, "train a language model of your own with dpfy.fit: examples/text.py")
-    privacy, training = config.privacy, config.training
-    records = privacy.records or public_records(config.data)
-    if records is None:
-        rule = f"must be given for data of kind {config.data.kind!r}: the public number of training records"
-        raise InvalidInput("privacy.records", None, rule)
+    privacy, training, records = config.privacy, config.training, records_of(config)
     batch = float(records) if training.batch_size is None else training.batch_size
     steps = DEFAULT_STEPS if training.steps is None and training.epochs is None else training.steps
     plain = dpsgd(
@@ -111,6 +107,15 @@ def plan_of(config: JobConfig) -> Plan:
         beside=beside,
         group=privacy.group_size,
     )
+
+
+def records_of(config: JobConfig) -> int:
+    """The public number of training records of a job."""
+    records = config.privacy.records or public_records(config.data)
+    if records is None:
+        rule = f"must be given for data of kind {config.data.kind!r}: the public number of training records"
+        raise InvalidInput("privacy.records", None, rule)
+    return records
 
 
 def _require_group(plan: Plan, size: int) -> None:

@@ -43,6 +43,6 @@ def check_device(name: str) -> None:
     import torch
 
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, TypeError):
+        torch.empty(1, device=name).fill_(1).item()  # a device that computes, and not one that only plans memory
+    except (RuntimeError, AssertionError, TypeError, ValueError):
         raise InvalidInput("device", name, "must be a device of this machine, such as cpu or cuda") from None

@@ -73,3 +73,9 @@ def test_bad_input_is_refused(made, tmp_path):
     card.write_text(card.read_text().replace('"tier": 2', '"tier": 1').replace('"tier": 1', '"tier": 3'))
     with pytest.raises(Corrupt, match=r"edited: privacy\.json"):
         compare.compare([made("dp-sgd"), edited])
+
+
+def test_links_in_circles_are_no_runs(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InvalidInput):
+        compare.compare([tmp_path / "loop", tmp_path / "loop"])

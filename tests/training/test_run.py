@@ -113,6 +113,21 @@ def test_a_run_whose_secret_is_gone_cannot_be_resumed(tmp_path):
         small.train(dpfy.Run(tmp_path / "run", resume=True))
 
 
+@pytest.mark.parametrize("fixed", ["null", "1", '"yes"'])
+def test_a_secret_that_does_not_say_whether_it_was_fixed_is_damaged(tmp_path, fixed):
+    stop_after(tmp_path / "run", 3)
+    file = tmp_path / "run" / "checkpoint" / "secret.json"
+    file.write_text(re.sub(r'"fixed": \w+', f'"fixed": {fixed}', file.read_text()))
+    with pytest.raises(Corrupt, match=r"checkpoint/secret\.json"):
+        small.train(dpfy.Run(tmp_path / "run", resume=True))
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:99999999999999999999", "nothing"])
+def test_a_device_that_does_not_compute_is_refused(device):
+    with pytest.raises(InvalidInput, match="must be a device of this machine"):
+        dpfy.Runtime(device=device)
+
+
 def test_a_foreign_folder_is_not_touched(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("years of work")
