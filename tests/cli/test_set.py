@@ -84,7 +84,7 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "runtime.max_physical_batch": (["runtime.max_physical_batch=auto"], "auto"),
     "runtime.pad": (["runtime.pad=true"], True),
     "runtime.graph": (["runtime.graph=true"], True),
-    "runtime.device": (["runtime.device=meta"], "meta"),
+    "runtime.device": (["runtime.device=cpu:0"], "cpu:0"),
     "runtime.checkpoint_every": (["runtime.checkpoint_every=5"], 5),
     "ledger.path": (BUDGET, "all.jsonl"),
     "ledger.budget_epsilon": (BUDGET, 8),
