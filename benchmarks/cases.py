@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from convnets import SMALL, ConvNext, MobileNet, UNet
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
@@ -30,6 +31,11 @@ def classes(output: Tensor, target: Tensor) -> Tensor:
 def tokens(output: Tensor, target: Tensor) -> Tensor:
     """Mean cross entropy over the positions of each example."""
     return F.cross_entropy(output.flatten(0, 1).float(), target.flatten(), reduction="none").view(target.shape).mean(1)
+
+
+def pixels(output: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy over the pixels of each example."""
+    return F.cross_entropy(output.float(), target, reduction="none").mean((1, 2))
 
 
 class Block(nn.Module):
@@ -168,6 +174,11 @@ def images(count: int, *shape: int, kinds: int = 10) -> Callable[[], Batch]:
     return lambda: (torch.randn(count, *shape), torch.randint(0, kinds, (count,)))
 
 
+def maps(count: int, size: int, kinds: int) -> Callable[[], Batch]:
+    """Random images and a label for each of their pixels."""
+    return lambda: (torch.randn(count, 3, size, size), torch.randint(0, kinds, (count, size, size)))
+
+
 def text(count: int, length: int, vocabulary: int) -> Callable[[], Batch]:
     """Random token sequences and next tokens."""
     return lambda: (torch.randint(0, vocabulary, (count, length)), torch.randint(0, vocabulary, (count, length)))
@@ -190,6 +201,7 @@ CPU: dict[str, Case] = {
     "lenet-2048": Case(lenet, images(2048, 1, 28, 28), classes),
     "cnn-512": Case(tanh_cnn, images(512, 1, 28, 28), classes),
     "wrn-32": Case(WideResNet, images(32, 3, 32, 32), classes),
+    "depthwise-32": Case(lambda: MobileNet(SMALL, last=256), images(32, 3, 32, 32), classes),
     "gpt-16": Case(lambda: Gpt(4, 256, 4, 8192, 128), text(16, 128, 8192), tokens),
     "logistic-4096": Case(lambda: perceptron(784, 10), images(4096, 784), classes),
     "bag-256": Case(Bag, zipf(256, 64, 50_000), classes),
@@ -200,5 +212,8 @@ GPU: dict[str, Case] = {
     "gpt2-t256-32": Case(lambda: Gpt(12, 768, 12, 50304, 256), text(32, 256, 50257), tokens),
     "vit-b16-64": Case(Vit, images(64, 3, 224, 224, kinds=100), classes),
     "wrn-256": Case(WideResNet, images(256, 3, 32, 32), classes),
+    "convnext-64": Case(ConvNext, images(64, 3, 128, 128, kinds=100), classes),
+    "mobilenet-256": Case(MobileNet, images(256, 3, 32, 32), classes),
+    "unet-16": Case(UNet, maps(16, 128, 4), pixels),
     "mlp-4096": Case(lambda: perceptron(784, 4096, 4096, 10), images(4096, 784), classes),
 }

@@ -341,12 +341,9 @@ def save(folder: Path | None, name: str, text: str, facts: dict[str, Any]) -> No
         (folder / f"{name}.json").write_text(json.dumps(facts, indent=1))
 
 
-def profile(case: Case, device: str, dtype: torch.dtype) -> str:
-    """Where the time of the private step goes."""
-    model, batch = fresh(case, device, dtype)
-    step = private(model, case)
-    for _ in range(3):
-        step(*batch)
+def profile(case: Case, kind: str, device: str, dtype: torch.dtype) -> str:
+    """Where the time of a step goes."""
+    step, batch = _warm(case, kind, device, dtype)
     kinds = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else [])
     with torch.profiler.profile(activities=kinds) as watched:
         for _ in range(3):
@@ -354,7 +351,7 @@ def profile(case: Case, device: str, dtype: torch.dtype) -> str:
         if device == "cuda":
             torch.cuda.synchronize()
     order = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
-    return str(watched.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=60))
+    return f"{kind}\n{watched.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=60)}"
 
 
 def parse() -> argparse.Namespace:
@@ -397,8 +394,8 @@ def main() -> int:
             for row in rows[-len(options.steps) :]:
                 if row["case"] == name:
                     print(json.dumps(row | {"update_gap": gap}), file=sys.stderr, flush=True)
-            if options.profile:
-                print(profile(known[name], options.device, dtype))
+            for kind in options.steps if options.profile else ():
+                print(name, text, profile(known[name], kind, options.device, dtype), flush=True)
             gc.collect()
     where = machine(options.device)
     print(table(rows, where))
