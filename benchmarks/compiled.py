@@ -28,9 +28,9 @@ from cases import CPU, GPU, Case
 from step import Clock, Step, fresh, machine, plain, private, save
 from torch import nn
 
-from dpfy.gradients.bookkeeping import BookkeepingEngine
-from dpfy.gradients.captured import WARM
 from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.cuda_graphs.captured import WARM
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 
 CASES = {"cpu": ["mlp-256", "gpt-16"], "cuda": ["mlp-4096", "gpt2-t256-32"]}
 

@@ -36,9 +36,9 @@ from torch import Tensor, nn
 
 from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
-from dpfy.gradients.bookkeeping import BookkeepingEngine
-from dpfy.gradients.captured import WARM, CapturedSum
 from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.cuda_graphs.captured import WARM, CapturedSum
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.update import hand_over, rounded

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dpfy.core.ledger import Ledger
     from dpfy.core.unit import Adjacency, Unit
     from dpfy.data.users import by_user
+    from dpfy.gradients.engines.per_user import per_user
     from dpfy.gradients.inspect import inspect
-    from dpfy.gradients.per_user import per_user
     from dpfy.plan.auto import auto
     from dpfy.plan.claim import ForeignBatches
     from dpfy.plan.correlated import bandmf, blt, dpftrl
@@ -43,7 +43,7 @@ _HOME = {
     "Ledger": "dpfy.core.ledger",
     "inspect": "dpfy.gradients.inspect",
     "by_user": "dpfy.data.users",
-    "per_user": "dpfy.gradients.per_user",
+    "per_user": "dpfy.gradients.engines.per_user",
     "Adjacency": "dpfy.core.unit",
     "Unit": "dpfy.core.unit",
     "ForeignBatches": "dpfy.plan.claim",

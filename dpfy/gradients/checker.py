@@ -15,8 +15,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.gradients.structure import mapped, tensors_in
-from dpfy.gradients.tape import looking, probe_weights
+from dpfy.gradients.tracing.structure import mapped, tensors_in
+from dpfy.gradients.tracing.tape import looking, probe_weights
 
 MOST_GROUPS = 32
 

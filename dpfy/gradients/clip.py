@@ -30,7 +30,7 @@ MOST_SCALE = 2.0**100
 MARGIN = {"torch.float64": 2.0**-40, "torch.float32": 2.0**-16}
 """How far a computed norm is inflated before it is compared with the bound, by the dtype it comes in.
 
-Engines hand over float64 upper bounds, with the rounding of narrower types already in them: see ``dpfy.gradients.rounding``.
+Engines hand over float64 upper bounds, with the rounding of narrower types already in them: see ``dpfy.gradients.contributions.rounding``.
 """
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bounded
-from dpfy.gradients import rounding
 from dpfy.gradients.clip import Clip
+from dpfy.gradients.contributions import rounding
 
 Grads = dict[str, Tensor]
 """Parameter name to tensor, trainable parameters only, names as in ``model.named_parameters()``, shared parameters once."""
@@ -89,21 +89,12 @@ def group_rows(clip: Clip, names: list[str]) -> list[list[int]]:
     return rows
 
 
-def norm_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms and sums are made in float64 for float64 models and in float32 for everything narrower.
-
-    A sum rounded to bfloat16 before the noise would move by whole units in its last place when one small contribution is added:
-    by more than the bound. Rounding after the noise is post-processing.
-    """
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 MARGIN = {torch.float64: 0.0, torch.float32: 2.0**-14, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
 """Inflation of norms for what rounding does relatively to a gradient, by the type in which it is scaled and summed.
 
 In float32: the norm of a product of two rows is too short by at most gamma(``BLOCK`` + 4) = 5.4e-5, relatively; rounding the multiplier,
 scaling by it and the product itself lengthen by 4 u = 2.4e-7. Together less than 2^-14 = 6.1e-5. Clip rules add 2^-40 for their own
-arithmetic in float64. What may cancel is not here but in the norms: see ``dpfy.gradients.rounding``.
+arithmetic in float64. What may cancel is not here but in the norms: see ``dpfy.gradients.contributions.rounding``.
 """
 
 
@@ -133,12 +124,14 @@ def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tens
     squares = [rounding.row_squares(g) for g in per_unit]
     squared_norms = torch.stack([torch.stack([squares[i] for i in members]).sum(0) for members in rows])
     squared_norms = cautious(squared_norms, max((g.dtype for g in per_unit), key=lambda d: torch.finfo(d).eps))
-    scale = multipliers(clip, squared_norms, mask, norm_dtype(per_unit[0].dtype))
+    scale = multipliers(clip, squared_norms, mask, rounding.sum_dtype(per_unit[0].dtype))
     sums: Grads = {}
     for members, multiplier in zip(rows, scale, strict=True):
         keep = multiplier > 0
         for i in members:
-            clean = torch.where(keep.view(-1, *[1] * (per_unit[i].dim() - 1)), per_unit[i], 0.0).to(norm_dtype(per_unit[i].dtype))
+            clean = torch.where(keep.view(-1, *[1] * (per_unit[i].dim() - 1)), per_unit[i], 0.0).to(
+                rounding.sum_dtype(per_unit[i].dtype)
+            )
             sums[names[i]] = torch.tensordot(multiplier.to(clean.dtype), clean, dims=1)
     return sums | clip.beside(scale)
 
@@ -161,6 +154,6 @@ def silence(scale: Tensor, squared_norms: Tensor, mask: Tensor | None) -> Tensor
 
 def zeros(params: dict[str, nn.Parameter], clip: Clip) -> Grads:
     """The sum over no units."""
-    none = {name: torch.zeros_like(p, dtype=norm_dtype(p.dtype)) for name, p in params.items()}
+    none = {name: torch.zeros_like(p, dtype=rounding.sum_dtype(p.dtype)) for name, p in params.items()}
     some = next(iter(none.values()), torch.zeros(()))
     return none | clip.beside(some.new_zeros(1, 0))

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import DpfyError
-from dpfy.gradients import routes
 from dpfy.gradients.checker import check_model, probe_mixing
-from dpfy.gradients.contribution import KEEP_ELEMENTS
-from dpfy.gradients.layers import row_for
-from dpfy.gradients.select import choose
-from dpfy.gradients.structure import tensors_in
+from dpfy.gradients.contributions import routes
+from dpfy.gradients.contributions.contribution import KEEP_ELEMENTS
+from dpfy.gradients.engines.select import choose
+from dpfy.gradients.layers.table import rule_for
+from dpfy.gradients.tracing.structure import tensors_in
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[to
     positions = sum(_positions(module, shape, seen) for shape in shapes)
     plain = 3.0 * positions * matrix.numel() if matrix.dim() > 1 else 6.0 * positions * matrix.numel()
     route, extra, memory = "frozen: no work", 0.0, 0
-    if wanted and row_for(module) is None:
+    if wanted and rule_for(module) is None:
         # Scales and shifts are rows of a gradient; anything larger may need a pass per example.
         each = 2.0 * positions * matrix.numel()
         route, extra = "taken apart where examples are separate", each * (1 if matrix.dim() == 1 else batch)

@@ -21,7 +21,7 @@ from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.gradients.checker import LossProbe, check_model
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.select import choose
+from dpfy.gradients.engines.select import choose
 from dpfy.noise.banded import Banded
 from dpfy.noise.gaussian import draw
 from dpfy.noise.stream import NoiseStream

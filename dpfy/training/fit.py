@@ -20,7 +20,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
 from dpfy.data.records import Records, as_records
 from dpfy.data.users import UserRecords
-from dpfy.gradients.per_user import per_user
+from dpfy.gradients.engines.per_user import per_user
 from dpfy.plan.recipe import Plan
 from dpfy.report import first, verify
 from dpfy.report.words import is_absent

@@ -18,11 +18,11 @@ from dpfy.core.errors import Busy, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
 from dpfy.data.records import Records, as_records, rows_of
-from dpfy.gradients.captured import CapturedSum, LossesOf
 from dpfy.gradients.checker import check_model
 from dpfy.gradients.clip import Clip
+from dpfy.gradients.cuda_graphs.captured import CapturedSum, LossesOf
 from dpfy.gradients.engine import Grads, trainable, zeros
-from dpfy.gradients.select import choose
+from dpfy.gradients.engines.select import choose
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import EXACT, Plan
 from dpfy.runs.folder import fresh_path

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Private
-from dpfy.gradients.room import Pieces
+from dpfy.gradients.cuda_graphs.buffers import PackedShapes
 from dpfy.noise.gaussian import dtype_of
 from dpfy.training.averaging import Averaging
 
@@ -99,4 +99,4 @@ def clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         p.grad = None
 
 
-_pieces = lru_cache(maxsize=8)(Pieces)
+_pieces = lru_cache(maxsize=8)(PackedShapes)

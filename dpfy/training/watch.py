@@ -26,8 +26,9 @@ from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.data.records import Records
 from dpfy.gradients.checker import LossProbe, probe_call
 from dpfy.gradients.engine import trainable
-from dpfy.gradients.fingerprint import FIELD, difference, fingerprint, joined, scaled_by_size
-from dpfy.gradients.mixing import (
+from dpfy.gradients.tracing.dispatch import OperationRecorder, compiled
+from dpfy.gradients.tracing.fingerprint import FIELD, difference, fingerprint, joined, scaled_by_size
+from dpfy.gradients.tracing.mixing import (
     APART,
     READ,
     UNREAD,
@@ -39,7 +40,7 @@ from dpfy.gradients.mixing import (
     moved_parameters,
     observe,
 )
-from dpfy.gradients.program import BATCH, CARRIED, DATA, Program, Recorder, Unrecordable, compiled
+from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Program, Unrecordable
 from dpfy.sampling.sampler import physical
 
 PARTS, FEW_PARTS = 4, 2
@@ -123,7 +124,7 @@ class Watch:
         self._kind = Kind.NOTHING
         self._expected: str | None = None
         self._carried: dict[int, StorageWeakRef] = {}
-        self._recorder: Recorder | None = None
+        self._recorder: OperationRecorder | None = None
         self._probe: LossProbe | None = None
         self._batch: tuple[Tensor, ...] = ()
         self._others: list[Tensor] = []
@@ -173,7 +174,7 @@ class Watch:
         if self._kind is Kind.NOTHING:
             return
         self._step, self._batch = step, batch
-        self._recorder = Recorder()
+        self._recorder = OperationRecorder()
         program = self._recorder.program
         program.carried = self._carried
         program.mark(batch, BATCH)
@@ -235,7 +236,7 @@ class Watch:
         self.checks.recorded += 1
         self._done += 1
 
-    def _examine(self, recorder: Recorder, losses: Tensor) -> None:
+    def _examine(self, recorder: OperationRecorder, losses: Tensor) -> None:
         program = recorder.program
         _require_recorded(program)
         end, params = len(program.operations), list(trainable(self.model).values())

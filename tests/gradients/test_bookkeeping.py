@@ -14,10 +14,10 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from dpfy.core.errors import DpfyError
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Grads
-from dpfy.gradients.loop import LoopEngine
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.loop import LoopEngine
 
 V, D, T = 11, 6, 5
 

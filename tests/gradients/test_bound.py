@@ -16,10 +16,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpfy.gradients import contribution, convolution, rows
 from dpfy.gradients.clip import AutomaticClip, Clip, FlatClip, GroupClip, PerLayerClip, PsacClip, QuantileClip
-from dpfy.gradients.per_user import per_user
-from dpfy.gradients.select import ENGINES
+from dpfy.gradients.contributions import convolution, outer
+from dpfy.gradients.contributions.embedding import EmbeddingGradient
+from dpfy.gradients.engines.per_user import per_user
+from dpfy.gradients.engines.select import ENGINES
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = [1.0, 1e4, 1e5, 1e6]
@@ -129,7 +130,7 @@ def test_what_cancels_over_positions_stays_within_the_bound(
     route: str, keep: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not keep:
-        monkeypatch.setattr(contribution, "KEEP_ELEMENTS", 0)
+        monkeypatch.setattr(outer, "KEEP_ELEMENTS", 0)
         monkeypatch.setattr(convolution, "KEEP_ELEMENTS", 0)
     worst = 0.0
     for size in (1.0, 1e4, 1e6):
@@ -148,8 +149,8 @@ def test_how_much_is_kept_does_not_change_a_norm(route: str, monkeypatch: pytest
         return
     for gap in (1e-5, 1e-3, 0.1, 2.0):
         lengths = []
-        for keep in (contribution.KEEP_ELEMENTS, 0):
-            monkeypatch.setattr(contribution, "KEEP_ELEMENTS", keep)
+        for keep in (outer.KEEP_ELEMENTS, 0):
+            monkeypatch.setattr(outer, "KEEP_ELEMENTS", keep)
             monkeypatch.setattr(convolution, "KEEP_ELEMENTS", keep)
             torch.manual_seed(0)
             given_ = ROUTES[route](1e5, gap)
@@ -296,7 +297,7 @@ def many_coordinates(engine: str, kind: str, count: int, device: str = "cpu") ->
 def test_many_coordinates_of_a_layer(kind: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linear with several positions, kept or not, and a convolution."""
     if not keep:
-        monkeypatch.setattr(contribution, "KEEP_ELEMENTS", 0)
+        monkeypatch.setattr(outer, "KEEP_ELEMENTS", 0)
     make = torch.ones if kind == "equal" else torch.randn
     torch.manual_seed(0)
     x, g = make(1, 30, 1500), make(1, 30, 1500)
@@ -360,9 +361,9 @@ magnitudes = st.floats(-30, 30).map(lambda e: 10.0**e)
 )
 def test_any_magnitude_with_any_clip_norm(route: str, left: float, longer: float, clip: float, gap: float, keep: bool) -> None:
     """Factors of any magnitude whose product is `longer` times the clip norm."""
-    before = contribution.KEEP_ELEMENTS, convolution.KEEP_ELEMENTS
+    before = outer.KEEP_ELEMENTS, convolution.KEEP_ELEMENTS
     if not keep:
-        contribution.KEEP_ELEMENTS = convolution.KEEP_ELEMENTS = 0
+        outer.KEEP_ELEMENTS = convolution.KEEP_ELEMENTS = 0
     try:
         torch.manual_seed(0)
         given_ = ROUTES[route](left, gap)
@@ -370,14 +371,14 @@ def test_any_magnitude_with_any_clip_norm(route: str, left: float, longer: float
             given_.inputs[0] = given_.inputs[0].double().mul(clip * longer / left).clamp(-3e38, 3e38).float()
         assert length(given_, given_.losses, FlatClip(clip), mask=torch.tensor([True, False])) <= 1.0
     finally:
-        contribution.KEEP_ELEMENTS, convolution.KEEP_ELEMENTS = before
+        outer.KEEP_ELEMENTS, convolution.KEEP_ELEMENTS = before
 
 
 @pytest.mark.parametrize("route", [r for r in ROUTES if r not in ("bag",)])
 def test_narrow_types_keep_the_bound_where_terms_cancel(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for keep in (True, False):
         if not keep:
-            monkeypatch.setattr(contribution, "KEEP_ELEMENTS", 0)
+            monkeypatch.setattr(outer, "KEEP_ELEMENTS", 0)
             monkeypatch.setattr(convolution, "KEEP_ELEMENTS", 0)
         for size in (1.0, 1e3, 1e5):
             for gap in (0.0, 4e-3, 8e-3, 0.1):
@@ -435,7 +436,7 @@ def test_nothing_is_lost_where_nothing_cancels(monkeypatch: pytest.MonkeyPatch) 
     """The allowance for rounding costs less than a thousandth of an ordinary example's length, by every route."""
     for keep in (True, False):
         if not keep:
-            monkeypatch.setattr(contribution, "KEEP_ELEMENTS", 0)
+            monkeypatch.setattr(outer, "KEEP_ELEMENTS", 0)
             monkeypatch.setattr(convolution, "KEEP_ELEMENTS", 0)
         for route in ROUTES:
             torch.manual_seed(0)
@@ -448,7 +449,7 @@ def test_nothing_is_lost_where_nothing_cancels(monkeypatch: pytest.MonkeyPatch) 
 def test_rows_has_the_same_answer_by_both_routes() -> None:
     """The Gram route of tables, which other devices take, and sums of equal rows."""
     torch.manual_seed(0)
-    part = rows.Rows(torch.randint(0, 5, (3, 12)), torch.randn(3, 12, 8), 5)
+    part = EmbeddingGradient(torch.randint(0, 5, (3, 12)), torch.randn(3, 12, 8), 5)
     expected = part.per_example(slice(0, 3)).double().flatten(1).square().sum(1)
     for squares in (part.measured()[0].sum(0), part._by_gram()):
         assert torch.allclose(squares.double(), expected, rtol=2e-4)

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.bookkeeping import BookkeepingEngine
-from dpfy.gradients.captured import WARM, CapturedSum
 from dpfy.gradients.clip import FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.loop import LoopEngine
+from dpfy.gradients.cuda_graphs.captured import WARM, CapturedSum
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.loop import LoopEngine
 
 DEVICES = [
     "cpu",

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.checker import check_model, convert_batchnorm
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.loop import LoopEngine
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.loop import LoopEngine
 
 CLASSES = 5
 
@@ -133,5 +133,5 @@ def test_norms_with_their_own_forward_are_not_taken_apart_example_by_example() -
     fast = BookkeepingEngine()
     fast.attach(model)
     fast.bounded_sum(F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.arange(4), reduction="none"), FlatClip(1.0))
-    assert fast._strays
+    assert fast._untracked
     assert not fast._suspects

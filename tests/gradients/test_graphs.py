@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpfy.gradients import graphs, kernels
+from dpfy.gradients.cuda_graphs import graphs
+from dpfy.gradients.kernels import addresses
 
 
 class Calls(list[str]):
@@ -66,26 +67,26 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def test_work_is_captured_on_a_queue_of_its_own_without_garbage_collection(calls: Calls) -> None:
-    shelf = graphs.Shelf()
+    pool = graphs.GraphPool()
 
     def work() -> str:
         calls.append("work" if not gc.isenabled() else "work beside a collector")
-        assert kernels._tables is not None
+        assert addresses._tables is not None
         return "made"
 
-    graph, made = shelf.record(work, torch.device("cpu"), 64)
+    graph, made = pool.record(work, torch.device("cpu"), 64)
     assert made == "made"
     assert gc.isenabled()
-    assert kernels._tables is None
+    assert addresses._tables is None
     assert calls == [
         "enter memory", "leave memory", "side waits", "enter stream", "begin pool 0", "work", "end", "leave stream", "here waits",
     ]  # fmt: skip
     graph.replay()
     assert calls[-1] == "replay"
-    shelf.record(work, torch.device("cpu"), 64)
+    pool.record(work, torch.device("cpu"), 64)
     assert "begin pool 1" not in calls
-    shelf.clear()
-    shelf.record(work, torch.device("cpu"), 64)
+    pool.clear()
+    pool.record(work, torch.device("cpu"), 64)
     assert "begin pool 2" in calls
 
 
@@ -94,21 +95,21 @@ def test_a_failure_ends_the_capture_and_leaves_nothing_behind(calls: Calls) -> N
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        graphs.Shelf().record(work, torch.device("cpu"), 64)
+        graphs.GraphPool().record(work, torch.device("cpu"), 64)
     assert "end" in calls
     assert gc.isenabled()
-    assert kernels._tables is None
+    assert addresses._tables is None
 
 
 def test_memory_of_work_is_held_until_it_is_released(calls: Calls) -> None:
-    with graphs.apart():
+    with graphs.private_pool():
         first = graphs._POOLS[("work", 0)]
-    with graphs.apart():
+    with graphs.private_pool():
         assert graphs._POOLS[("work", 0)] is first
-    graphs.release_work()
-    graphs.release_work()
+    graphs.release_private_pool()
+    graphs.release_private_pool()
     assert not graphs._POOLS
-    assert graphs.Shelf().like(torch.ones(3)).shape == (3,)
+    assert graphs.GraphPool().like(torch.ones(3)).shape == (3,)
     assert list(graphs._POOLS) == [("kept", 0)]
 
 
@@ -122,7 +123,7 @@ def test_what_does_not_work_is_found_before_it_is_needed(calls: Calls, how: str,
 
         monkeypatch.setattr(torch.cuda, "use_mem_pool", refuse)
     if how == "no work done":
-        monkeypatch.setattr(graphs.Shelf, "record", lambda shelf, work, device, addresses: (calls.graph(), work() * 0))
+        monkeypatch.setattr(graphs.GraphPool, "record", lambda pool, work, device, addresses: (calls.graph(), work() * 0))
     graphs.problem.cache_clear()
     found = graphs.problem(torch.device("cpu"))
     graphs.problem.cache_clear()
@@ -133,7 +134,7 @@ def test_what_does_not_work_is_found_before_it_is_needed(calls: Calls, how: str,
 def test_an_engine_goes_on_as_usual_where_graphs_do_not_work(problem: Any, clip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import nullcontext
 
-    from dpfy.gradients.recorded import Recorder
+    from dpfy.gradients.cuda_graphs.recorded import Recorder
 
     class Engine:
         def bounded_sum(self, *asked: Any) -> str:

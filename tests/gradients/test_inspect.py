@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from dpfy.gradients.contribution import KEEP_ELEMENTS, Direct, Outer
-from dpfy.gradients.convolution import Convolution, Geometry
+from dpfy.gradients.contributions.contribution import KEEP_ELEMENTS, Direct
+from dpfy.gradients.contributions.convolution import Convolution, Geometry
+from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.inspect import inspect
 
 

@@ -15,21 +15,23 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
 
-from dpfy.gradients import convolution, kernels, walks
-from dpfy.gradients.bookkeeping import BookkeepingEngine
+from dpfy.gradients import kernels
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contribution import Outer
-from dpfy.gradients.convolution import Convolution, Geometry
-from dpfy.gradients.loop import LoopEngine
-from dpfy.gradients.rounding import Gram, GramRounding
-from dpfy.gradients.rows import Rows
+from dpfy.gradients.contributions import convolution
+from dpfy.gradients.contributions.convolution import Convolution, Geometry
+from dpfy.gradients.contributions.embedding import EmbeddingGradient
+from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.rounding import Gram, GramRounding
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.kernels import conv2d, grams, reductions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 FLOATS = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
 
 
-TILINGS_OF_NORMS = [walks.Tiling(16, 16, 16, 4, 2, "given", True), walks.Tiling(32, 16, 16, 4, 2, "channels last", False)]
+TILINGS_OF_NORMS = [conv2d.Tiling(16, 16, 16, 4, 2, "given", True), conv2d.Tiling(32, 16, 16, 4, 2, "channels last", False)]
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +56,12 @@ def test_gram_norms(batch: int, length: int, p: int, d: int, dtype: torch.dtype)
         [draw(batch, length, p, dtype=dtype) for _ in range(3)],
         [draw(batch, length, d, dtype=dtype) for _ in range(3)],
     )
-    for left, right, found in zip(lefts, rights, kernels.gram_estimates(lefts, rights), strict=True):
+    for left, right, found in zip(lefts, rights, grams.gram_estimates(lefts, rights), strict=True):
         close(found.squares, (left.double().mT @ right.double()).flatten(1).square().sum(1))
     index = torch.randint(0, 6, (batch, length), device=DEVICE)
     table = torch.zeros(batch, 6, p, dtype=torch.float64, device=DEVICE)
     table.scatter_add_(1, index[..., None].expand(batch, length, p), lefts[0].double())
-    close(kernels.gram_estimates([lefts[0]], [index])[0].squares, table.flatten(1).square().sum(1))
+    close(grams.gram_estimates([lefts[0]], [index])[0].squares, table.flatten(1).square().sum(1))
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-20, 1e-12, 1e9, 1e18, 1e19, math.nan, math.inf])
@@ -74,7 +76,7 @@ def test_one_launch_bounds_as_the_rule_does(
     sums[0, 0, 0, 0] = -sums[0, 0, 0, 0]
     sums[:, :, 0, 1] = 0.0
     how = GramRounding(positions=70, left=300, right=520, terms=136, left_factor=factors[0], right_factor=factors[1], added=1e-5)
-    found = kernels.upper(how, sums)
+    found = grams.upper(how, sums)
     expected = how.estimate(Gram(*sums.sum(2, dtype=torch.float64).unbind(1))).upper[0]
     assert found.shape == expected.shape
     assert torch.equal(found.isnan(), expected.isnan())
@@ -87,9 +89,9 @@ def test_one_launch_bounds_as_the_rule_does(
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bounds_of_layers_are_those_of_their_estimates(dtype: torch.dtype) -> None:
     lefts, rights = [draw(3, 70, 33, dtype=dtype) for _ in range(2)], [draw(3, 70, 40, dtype=dtype) for _ in range(2)]
-    close(kernels.gram_uppers(lefts, rights), kernels.gram_estimate(lefts, rights).upper[0], 1e-5)
+    close(grams.gram_uppers(lefts, rights), grams.gram_estimate(lefts, rights).upper[0], 1e-5)
     index = torch.randint(0, 6, (3, 70), device=DEVICE)
-    close(kernels.gram_uppers([lefts[0]], [index]), kernels.gram_estimate([lefts[0]], [index]).upper[0], 1e-5)
+    close(grams.gram_uppers([lefts[0]], [index]), grams.gram_estimate([lefts[0]], [index]).upper[0], 1e-5)
 
 
 @pytest.mark.gpu
@@ -97,11 +99,11 @@ def test_gram_norms_of_tensors_that_are_rounded_first(monkeypatch: pytest.Monkey
     """In TF32, for long sequences: the same norms as with rounding inside of the kernel, however many layers go together."""
     torch.backends.cuda.matmul.allow_tf32 = True
     lefts, rights = [draw(3, 70, 33) for _ in range(5)], [draw(3, 70, 40) for _ in range(5)]
-    expected = kernels.gram_estimates(lefts, rights)
-    monkeypatch.setattr(kernels, "LONG", 70)
+    expected = grams.gram_estimates(lefts, rights)
+    monkeypatch.setattr(grams, "LONG", 70)
     for layers in (1, 2, 5):
-        monkeypatch.setattr(kernels, "ROUNDED_BYTES", layers * 3 * 70 * (33 + 40) * 2)
-        for found, other in zip(kernels.gram_estimates(lefts, rights), expected, strict=True):
+        monkeypatch.setattr(grams, "ROUNDED_BYTES", layers * 3 * 70 * (33 + 40) * 2)
+        for found, other in zip(grams.gram_estimates(lefts, rights), expected, strict=True):
             close(found.squares, other.squares, 1e-5)
             close(found.upper, other.upper, 1e-5)
 
@@ -112,11 +114,11 @@ def test_position_sums(batch: int, length: int, width: int, dtype: torch.dtype) 
     g, a = draw(batch, length, width, dtype=dtype), draw(batch, length, width, dtype=dtype)
     mean, rstd = draw(batch, length), draw(batch, length)
     plain, scaled = g.double().sum(1), (g.double() * (a.double() - mean[..., None]) * rstd[..., None]).sum(1)
-    for shift, scale in kernels.position_sums([(g, a, rstd, mean)] * 2):
+    for shift, scale in reductions.position_sums([(g, a, rstd, mean)] * 2):
         close(shift, plain)
         close(scale, scaled)
-    close(kernels.position_sums([(g,)])[0][0], plain)
-    close(kernels.position_sums([(g, a, rstd)])[0][1], (g.double() * a.double() * rstd[..., None]).sum(1))
+    close(reductions.position_sums([(g,)])[0][0], plain)
+    close(reductions.position_sums([(g, a, rstd)])[0][1], (g.double() * a.double() * rstd[..., None]).sum(1))
 
 
 def opposed(batch: int, length: int, width: int, gap: float) -> Tensor:
@@ -135,42 +137,42 @@ def test_gram_estimates_are_no_less_than_what_the_sum_adds(length: int, p: int, 
         return
     left, right = opposed(2, length, p, gap) * size, draw(2, length, d) / size
     right[:, 1::2] = right[:, : 2 * (length // 2) : 2]
-    upper = kernels.gram_estimates([left], [right])[0].upper[0]
+    upper = grams.gram_estimates([left], [right])[0].upper[0]
     added = Outer(left, right)
     for i in range(2):
         alone = torch.zeros(2, device=DEVICE)
         alone[i] = 1.0
         assert float(added.weighted_sum(alone).double().square().sum()) <= float(upper[i]) * (1 + 2.0**-14) ** 2
     index = (torch.arange(length, device=DEVICE) // 2).expand(2, length)
-    upper = kernels.gram_estimates([left], [index])[0].upper[0]
-    table = Rows(index, left, length).weighted_sum(torch.tensor([1.0, 0.0], device=DEVICE))
+    upper = grams.gram_estimates([left], [index])[0].upper[0]
+    table = EmbeddingGradient(index, left, length).weighted_sum(torch.tensor([1.0, 0.0], device=DEVICE))
     assert float(table.double().square().sum()) <= float(upper[0]) * (1 + 2.0**-14) ** 2
 
 
 @pytest.mark.parametrize("how", [None, *TILINGS_OF_NORMS], ids=str)
-def test_what_cancels_in_a_convolution_is_measured_as_it_is_added(how: walks.Tiling | None) -> None:
+def test_what_cancels_in_a_convolution_is_measured_as_it_is_added(how: conv2d.Tiling | None) -> None:
     """Norms and sums come from the same products: nothing that cancels can come between them."""
     a, g = draw(2, 8, 6, 6), draw(2, 16, 6, 6)
     a[:, :, 3:], g[:, :, 3:] = a[:, :, :3], -g[:, :, :3] * (1 - 1e-5)
-    walk = walks.Walk(a, g * 1e5, (1, 1), (1, 1), (0, 0), (1, 1))
-    norms = walks.norms(walk, how).double().sum(0)
+    problem = conv2d.ConvProblem(a, g * 1e5, (1, 1), (1, 1), (0, 0), (1, 1))
+    norms = conv2d.norms(problem, how).double().sum(0)
     for i in range(2):
         alone = torch.zeros(2, device=DEVICE)
         alone[i] = 1.0
-        added = float(walks.weighted_sum(walk, alone, how).double().square().sum())
+        added = float(conv2d.weighted_sum(problem, alone, how).double().square().sum())
         assert added == pytest.approx(float(norms[i]), rel=1e-5)
 
 
 def test_row_squares_that_underflow_and_long_rows() -> None:
     tiny, long = torch.full((2, 50), 1e-25, device=DEVICE), torch.full((2, 200_000), 0.1, device=DEVICE)
-    found = kernels.row_squares([tiny, long])
+    found = reductions.row_squares([tiny, long])
     assert bool((found[0] >= 50 * 1e-50).all())
     assert float(found[1, 0]) == pytest.approx(200_000 * float(torch.tensor(0.1)) ** 2, rel=1e-5)
 
 
 def test_row_squares() -> None:
     tensors = [draw(6, 5), draw(6, 1300), draw(9, 6).t()]
-    close(kernels.row_squares(tensors), torch.stack([t.double().square().sum(1) for t in tensors]))
+    close(reductions.row_squares(tensors), torch.stack([t.double().square().sum(1) for t in tensors]))
 
 
 def test_add_rows() -> None:
@@ -178,7 +180,7 @@ def test_add_rows() -> None:
     matrices = [draw(70, 5), draw(70, 130), draw(9, 70).t(), draw(70, 2, 64)[:, 1]]
     weights = torch.rand(70, device=DEVICE)
     memory = [torch.full((m.shape[1] + 1,), 7.0, device=DEVICE) for m in matrices]
-    kernels.add_rows(matrices, weights, [m[:-1] for m in memory])
+    reductions.add_rows(matrices, weights, [m[:-1] for m in memory])
     for m, found in zip(matrices, memory, strict=True):
         close(found[:-1], weights.double() @ m.double())
         assert found[-1] == 7.0
@@ -188,7 +190,7 @@ def test_add_rows() -> None:
 @pytest.mark.parametrize("shape", [(3, 5), (1, 4097), (70, 3, 50)])
 def test_scale_rows_rounds_as_torch_does(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     t, weights = draw(*shape, dtype=dtype), draw(shape[0], dtype=dtype)
-    found = kernels.scale_rows(t, weights, torch.empty_like(t))
+    found = reductions.scale_rows(t, weights, torch.empty_like(t))
     assert torch.equal(found, t * weights.view(-1, *[1] * (t.dim() - 1)))
 
 
@@ -205,15 +207,15 @@ WALKS = {
 """channels, outs, kernel, stride, padding, dilation, size"""
 
 TILINGS = [
-    walks.Tiling(16, 16, 16, 4, 2, "given", True),
-    walks.Tiling(16, 32, 64, 4, 2, "given", False),
-    walks.Tiling(32, 16, 16, 4, 2, "channels last", False),
-    walks.Tiling(32, 32, 32, 4, 2, "channels last", True),
-    walks.Tiling(16, 16, 32, 4, 2, "channels first", False),
+    conv2d.Tiling(16, 16, 16, 4, 2, "given", True),
+    conv2d.Tiling(16, 32, 64, 4, 2, "given", False),
+    conv2d.Tiling(32, 16, 16, 4, 2, "channels last", False),
+    conv2d.Tiling(32, 32, 32, 4, 2, "channels last", True),
+    conv2d.Tiling(16, 16, 32, 4, 2, "channels first", False),
 ]
 
 
-def walk_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dtype) -> tuple[walks.Walk, Tensor]:
+def problem_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dtype) -> tuple[conv2d.ConvProblem, Tensor]:
     """A convolution and the weight gradients of its examples in float64."""
     channels, outs, kernel, stride, padding, dilation, size = WALKS[name]
     layer = nn.Conv2d(channels, outs, kernel, stride, padding, dilation, bias=False, device=DEVICE).double()
@@ -221,7 +223,7 @@ def walk_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dty
     g = torch.randn_like(layer(a.double())).to(dtype)
     each = [torch.autograd.grad(layer(a[i : i + 1].double()), layer.weight, g[i : i + 1].double())[0] for i in range(batch)]
     a, g = a.contiguous(memory_format=memory), g.contiguous(memory_format=memory)
-    return walks.Walk(a, g, kernel, stride, padding, dilation), torch.stack(each)
+    return conv2d.ConvProblem(a, g, kernel, stride, padding, dilation), torch.stack(each)
 
 
 @pytest.mark.parametrize(("memory", "dtype"), [(torch.contiguous_format, torch.float32), (torch.channels_last, NARROW)])
@@ -229,62 +231,62 @@ def walk_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dty
 def test_products_of_convolutions(
     name: str, memory: torch.memory_format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walk, each = walk_of(name, 3, memory, dtype)
+    problem, each = problem_of(name, 3, memory, dtype)
     weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
     for i, how in enumerate(TILINGS):
-        monkeypatch.setattr(walks, "STAGE_BYTES", 2**24 if i % 2 else 1)  # all examples at once, or one at a time
-        monkeypatch.setattr(walks, "PARTIAL_BYTES", 2**24 if i > 1 else 1)
-        close(walks.norms(walk, how).sum(0), each.flatten(1).square().sum(1))
-        total = walks.weighted_sum(walk, weights, how)
+        monkeypatch.setattr(conv2d, "STAGE_BYTES", 2**24 if i % 2 else 1)  # all examples at once, or one at a time
+        monkeypatch.setattr(conv2d, "PARTIAL_BYTES", 2**24 if i > 1 else 1)
+        close(conv2d.norms(problem, how).sum(0), each.flatten(1).square().sum(1))
+        total = conv2d.weighted_sum(problem, weights, how)
         assert total.dtype == torch.float32
         assert total.is_contiguous()
         close(total, torch.tensordot(weights.double(), each, 1))
-    close(walks.norms(walk).sum(0), each.flatten(1).square().sum(1))
-    close(walks.weighted_sum(walk, weights), torch.tensordot(weights.double(), each, 1))
+    close(conv2d.norms(problem).sum(0), each.flatten(1).square().sum(1))
+    close(conv2d.weighted_sum(problem, weights), torch.tensordot(weights.double(), each, 1))
     for order in ("given", "channels last"):
-        if walk.length <= 64:
-            close(walks.gram_estimate(walk, order).squares, each.flatten(1).square().sum(1))
-            close(walks.gram_upper(walk, order), walks.gram_estimate(walk, order).upper, 1e-5)
+        if problem.length <= 64:
+            close(conv2d.gram_estimate(problem, order).squares, each.flatten(1).square().sum(1))
+            close(conv2d.gram_upper(problem, order), conv2d.gram_estimate(problem, order).upper, 1e-5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("how", TILINGS, ids=str)
-def test_examples_without_weight_add_nothing(how: walks.Tiling, bad: float) -> None:
+def test_examples_without_weight_add_nothing(how: conv2d.Tiling, bad: float) -> None:
     """Bit for bit: the sum is that of the other examples, wherever the silenced one stands and whatever it holds."""
-    walk, _ = walk_of("3x3", 4, torch.contiguous_format, torch.float32)
+    problem, _ = problem_of("3x3", 4, torch.contiguous_format, torch.float32)
     weights = torch.tensor([0.0, 0.3, 0.0, 2.0], device=DEVICE)
-    expected = walks.weighted_sum(walk, weights, how)
+    expected = conv2d.weighted_sum(problem, weights, how)
     for i in (0, 2):
-        walk.grads[i] = bad
-        walk.inputs[i, :, 3:] = -bad
-    assert torch.equal(walks.weighted_sum(walk, weights, how), expected)
-    found = walks.norms(walk, how).sum(0)
+        problem.grads[i] = bad
+        problem.inputs[i, :, 3:] = -bad
+    assert torch.equal(conv2d.weighted_sum(problem, weights, how), expected)
+    found = conv2d.norms(problem, how).sum(0)
     assert found.isfinite().tolist() == [False, True, False, True]
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_sum_repeats_bit_for_bit_and_its_norm_is_the_measured_one(batch: int) -> None:
     """The norms and the sum come from the same products: what is clipped is what was measured."""
-    walk, _ = walk_of("stride", batch, torch.contiguous_format, torch.float32)
+    problem, _ = problem_of("stride", batch, torch.contiguous_format, torch.float32)
     for how in TILINGS:
-        norms = walks.norms(walk, how).sum(0)
+        norms = conv2d.norms(problem, how).sum(0)
         for i in range(batch):
             alone = torch.zeros(batch, device=DEVICE)
             alone[i] = 1.0
-            total = walks.weighted_sum(walk, alone, how)
-            assert torch.equal(total, walks.weighted_sum(walk, alone, how))
+            total = conv2d.weighted_sum(problem, alone, how)
+            assert torch.equal(total, conv2d.weighted_sum(problem, alone, how))
             assert abs(float(total.double().square().sum() / norms[i].double()) - 1.0) < 2e-6
 
 
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("name", WALKS)
 def test_convolution_by_every_route(name: str, reduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    walk, each = walk_of(name, 3, torch.contiguous_format, torch.float32)
+    problem, each = problem_of(name, 3, torch.contiguous_format, torch.float32)
     weight = torch.zeros(each.shape[1:], device=DEVICE)
-    geometry = Geometry(walk.stride, walk.padding, walk.dilation, 1)
-    part = Convolution(walk.inputs, walk.grads, weight, geometry)
+    geometry = Geometry(problem.stride, problem.padding, problem.dilation, 1)
+    part = Convolution(problem.inputs, problem.grads, weight, geometry)
     weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
-    monkeypatch.setattr(walks, "reduced", lambda t: reduced and DEVICE == "cpu")  # on a GPU that would be TF32
+    monkeypatch.setattr(conv2d, "reduced", lambda t: reduced and DEVICE == "cpu")  # on a GPU that would be TF32
     monkeypatch.setattr(convolution, "COPY_BYTES", 1)
     norms = each.flatten(1).square().sum(1)
     found = part.measured()[0].sum(0)
@@ -295,7 +297,7 @@ def test_convolution_by_every_route(name: str, reduced: bool, monkeypatch: pytes
 
 def test_pair_sums() -> None:
     g, a = draw(3, 5, 4, 7), draw(3, 5, 4, 7)
-    plain, product = kernels.pair_sums(g, a)
+    plain, product = reductions.pair_sums(g, a)
     close(plain, g.double().sum((2, 3)))
     close(product, (g.double() * a.double()).sum((2, 3)))
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpfy.gradients.batched import BatchedEngine
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.contributions.embedding import count_rows
 from dpfy.gradients.engine import Engine, Grads
-from dpfy.gradients.loop import LoopEngine
-from dpfy.gradients.rows import runs_of
+from dpfy.gradients.engines.batched import BatchedEngine
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.loop import LoopEngine
 
 Case = tuple[nn.Module, Tensor]
 Draw = Callable[[random.Random], Case]
@@ -253,7 +253,7 @@ def test_runs_are_the_uses_of_rows_by_examples_counted(most: int, dtype: torch.d
     index[index == 4] = most
     index[0, 0] = most
     counts = Counter((int(row), i) for i, rows in enumerate(index) for row in rows)
-    runs = runs_of(index)
+    runs = count_rows(index)
     begins = [*runs.begins.tolist(), len(runs.owners)]
     found = [
         (row, runs.owners[j].item(), runs.times[j].item())

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.select import ENGINES
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.select import ENGINES
 
 BATCH, CLIP = 256, 1.0
 

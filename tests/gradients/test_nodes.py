@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dpfy.gradients import nodes
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.checker import LossProbe
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contribution import Contribution
+from dpfy.gradients.contributions.contribution import Contribution
 from dpfy.gradients.engine import Grads
-from dpfy.gradients.loop import LoopEngine
-from dpfy.gradients.tape import Report
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.layers import fused
+from dpfy.gradients.tracing.tape import Report
 
 B = 5
 
@@ -347,13 +347,13 @@ def test_the_padding_row_is_a_fact(padding: int | None, attached: Attach) -> Non
 
 
 def test_settings_that_rule_out_one_node() -> None:
-    assert nodes.one_node()
+    assert fused.one_node()
     with torch.no_grad():
-        assert not nodes.one_node()
+        assert not fused.one_node()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert nodes.cast()
-        assert not nodes.one_node()
+        assert fused.cast()
+        assert not fused.one_node()
     with torch.autograd.graph.save_on_cpu():
-        assert nodes.packed()
-        assert not nodes.one_node()
-    assert nodes.one_node()
+        assert fused.packed()
+        assert not fused.one_node()
+    assert fused.one_node()

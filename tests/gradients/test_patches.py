@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpfy.gradients import convolution, routes
-from dpfy.gradients import rows as rows_module
-from dpfy.gradients.convolution import Convolution, Geometry, Patched
-from dpfy.gradients.patches import Window
-from dpfy.gradients.rows import Rows
+from dpfy.gradients.contributions import convolution, embedding, routes
+from dpfy.gradients.contributions.convolution import Convolution, Geometry, Patched
+from dpfy.gradients.contributions.embedding import EmbeddingGradient
+from dpfy.gradients.contributions.patches import Window
 
 
 def shape(r: random.Random):
@@ -126,13 +125,13 @@ def rows_case(kind, batch=9, positions=6, columns=4, count=5):
     grads = torch.randn(batch, positions, columns, dtype=torch.float64, generator=generator)
     if kind != "all different":
         grads = grads[:, :1].expand(-1, positions, -1)
-    return Rows(index, grads.contiguous() if kind == "equal" else grads, count)
+    return EmbeddingGradient(index, grads.contiguous() if kind == "equal" else grads, count)
 
 
 @pytest.mark.parametrize("kind", ["all different", "equal", "expanded"])
 @pytest.mark.parametrize("chunk", [1, 50, 10**6])
 def test_embedding_rows(monkeypatch, kind, chunk):
-    monkeypatch.setattr(rows_module, "CACHE_ELEMENTS", chunk)
+    monkeypatch.setattr(embedding, "CACHE_ELEMENTS", chunk)
     part = rows_case(kind)
     norms, rest = part.measured()
     assert (rest.grads.stride(1) == 0) == (kind != "all different")
@@ -144,13 +143,13 @@ def test_embedding_rows_by_gram_matrices_and_with_short_integers(kind):
     part = rows_case(kind)
     expected = part.per_example(slice(0, 9))
     check(part, part, part._by_gram(), expected)
-    short = Rows(part.index.int(), part.grads, part.count)
+    short = EmbeddingGradient(part.index.int(), part.grads, part.count)
     norms, rest = short.measured()
     check(part, rest, norms, expected)
 
 
 def test_examples_without_positions_have_no_gradient():
-    part = Rows(torch.empty(3, 0, dtype=torch.int64), torch.empty(3, 0, 4), 5)
+    part = EmbeddingGradient(torch.empty(3, 0, dtype=torch.int64), torch.empty(3, 0, 4), 5)
     norms, rest = part.measured()
     assert norms.shape[1] == 3
     assert float(norms.max()) < 1e-30  # what could have underflowed
@@ -186,9 +185,9 @@ def test_an_example_that_is_not_finite_spoils_its_own_norm_only(kind):
 
 def test_narrow_rows():
     part = rows_case("all different")
-    narrow = Rows(part.index, part.grads.bfloat16(), part.count)
+    narrow = EmbeddingGradient(part.index, part.grads.bfloat16(), part.count)
     norms, rest = narrow.measured()
-    exact = Rows(part.index, narrow.grads.double(), part.count).measured()[0]
+    exact = EmbeddingGradient(part.index, narrow.grads.double(), part.count).measured()[0]
     assert bool((norms >= exact).all())
     torch.testing.assert_close(norms, exact, rtol=1e-4, atol=0)
     assert rest.weighted_sum(torch.ones(9, dtype=torch.bfloat16)).dtype == torch.float32

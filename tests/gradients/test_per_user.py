@@ -16,8 +16,8 @@ from dpfy.data.users import UserRecords, by_user
 from dpfy.gradients.checker import LossProbe
 from dpfy.gradients.clip import AutomaticClip, Clip, FlatClip, PerLayerClip
 from dpfy.gradients.engine import Engine, Grads
-from dpfy.gradients.per_user import per_user
-from dpfy.gradients.select import ENGINES
+from dpfy.gradients.engines.per_user import per_user
+from dpfy.gradients.engines.select import ENGINES
 
 T, V = 5, 11
 OWNERS = torch.tensor([7, 3, 3, 3, 9, 9, 4, 7, 9, 3, 9, 9])
@@ -163,14 +163,14 @@ def test_one_user_never_exceeds_the_bound(engine: Engine) -> None:
 
 
 def test_the_fast_engine_takes_no_slow_route() -> None:
-    from dpfy.gradients.bookkeeping import BookkeepingEngine
+    from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 
     model, _, grouped = data()
     engine = BookkeepingEngine()
     engine.attach(model)
     rows, real = grouped.tensors
     engine.bounded_sum(per_user(losses_of(model, rows.flatten(0, 1)), real), FlatClip(0.3))
-    assert {site.name for site in engine._lost} == {"position"}
+    assert {site.name for site in engine._without_batch} == {"position"}
     assert not engine._suspects
     engine.detach()
 

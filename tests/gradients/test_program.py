@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from dpfy.gradients.fingerprint import difference, fingerprint, joined, scaled_by_size
-from dpfy.gradients.program import BATCH, Program, Recorder, Reshaped
+from dpfy.gradients.tracing.dispatch import OperationRecorder
+from dpfy.gradients.tracing.fingerprint import difference, fingerprint, joined, scaled_by_size
+from dpfy.gradients.tracing.program import BATCH, Program, Reshaped
 
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 def recorded(function: Callable[..., Tensor], *batch: Tensor) -> tuple[Program, Tensor]:
-    recorder = Recorder()
+    recorder = OperationRecorder()
     recorder.program.mark(batch, BATCH)
     recorder.start()
     try:
@@ -120,7 +121,7 @@ class Other(TorchDispatchMode):
 
 
 def test_modes_of_others_stay() -> None:
-    recorder = Recorder()
+    recorder = OperationRecorder()
     recorder.start()
     with Other() as other:
         recorder.stop()

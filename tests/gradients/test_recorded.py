@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpfy.gradients import recorded
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.recorded import SAME, Recorder
+from dpfy.gradients.cuda_graphs import recorded
+from dpfy.gradients.cuda_graphs.recorded import SAME, Recorder
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contribution import Direct
+from dpfy.gradients.contributions.contribution import Direct
+from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.engine import Grads
-from dpfy.gradients.loop import LoopEngine
-from dpfy.gradients.rows import Rows
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.loop import LoopEngine
 
 T, C, V = 5, 4, 11
 
@@ -219,7 +219,7 @@ def test_the_examples_of_a_position_table_are_not_written_out(monkeypatch: pytes
 
     monkeypatch.setattr(fast, "_isolate", look)
     fast.bounded_sum(losses_of(model, torch.randint(0, V, (6, T))), FlatClip(1.0))
-    assert [type(part) for part in seen["position.weight"]] == [Rows]
+    assert [type(part) for part in seen["position.weight"]] == [EmbeddingGradient]
     model, fast, _, _ = pair(Scale)
     monkeypatch.setattr(fast, "_isolate", look)
     inner = BookkeepingEngine._isolate.__get__(fast)

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpfy.gradients import bookkeeping, graphs, recorded
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.recorded import SAME, Recorder
-from dpfy.gradients.room import Layout
-from dpfy.gradients.tape import Report
+from dpfy.gradients.cuda_graphs import graphs, recorded
+from dpfy.gradients.cuda_graphs.buffers import BufferLayout
+from dpfy.gradients.cuda_graphs.recorded import SAME, Recorder
+from dpfy.gradients.engines import bookkeeping
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.tracing.tape import Report
 
 
 class Model(nn.Module):
@@ -85,12 +86,12 @@ class Stage:
         assert self.engine.steady
         self.recorder = Recorder()
         self.places: dict[object, list[Report]] = {}
-        self.rooms: dict[object, Any] = {}
-        monkeypatch.setattr(graphs, "apart", nullcontext)
-        monkeypatch.setattr(graphs, "release_work", lambda: None)
-        monkeypatch.setattr(self.recorder, "shelf", self)
+        self.made_buffers: dict[object, Any] = {}
+        monkeypatch.setattr(graphs, "private_pool", nullcontext)
+        monkeypatch.setattr(graphs, "release_private_pool", lambda: None)
+        monkeypatch.setattr(self.recorder, "pool", self)
         monkeypatch.setattr(recorded._Request, "key", lambda request, engine: (request.clip, request.mask is None))
-        monkeypatch.setattr(Layout, "room", self.room)
+        monkeypatch.setattr(BufferLayout, "buffers", self.buffers)
         self.where: object = None
 
     def record(self, work: Callable[[], Any], device: torch.device, addresses: int) -> tuple[FakeGraph, Any]:
@@ -106,15 +107,15 @@ class Stage:
     def like(self, t: Tensor) -> Tensor:
         return torch.empty_like(t)
 
-    def room(self, scratch: int) -> Any:
+    def buffers(self, scratch: int) -> Any:
         layout = next(iter(self.recorder._layouts.values()))
         key = (self.where, scratch, tuple(layout.order))
-        if key not in self.rooms:
+        if key not in self.made_buffers:
             places = {n: torch.empty(p.shape) for n, p in self.engine.parameters.items()}
             places |= {name: torch.empty(()) for name in layout.order if name not in places}
             more = torch.empty(scratch, dtype=torch.uint8)
-            self.rooms[key] = recorded.Room(places, more), (scratch, *[t.data_ptr() for t in places.values()])
-        return self.rooms[key]
+            self.made_buffers[key] = recorded.Buffers(places, more), (scratch, *[t.data_ptr() for t in places.values()])
+        return self.made_buffers[key]
 
     def losses(self, seed: int, rows: int = 6, bad: float = 1.0) -> Tensor:
         g = torch.Generator().manual_seed(seed)
@@ -292,9 +293,9 @@ def test_recordings_make_room_for_others(stage: Stage, monkeypatch: pytest.Monke
 def test_sums_that_go_elsewhere_are_noticed(stage: Stage) -> None:
     for seed in range(SAME + 2):
         stage.check(seed)
-    old = stage.rooms  # kept alive, so that the next room lies elsewhere
+    old = stage.made_buffers  # kept alive, so that the next room lies elsewhere
     for seed in range(4):
-        stage.rooms = {}
+        stage.made_buffers = {}
         stage.check(seed + 20)
-        old = old | {("turn", seed): stage.rooms}
+        old = old | {("turn", seed): stage.made_buffers}
     assert stage.recorder.repeated == 2

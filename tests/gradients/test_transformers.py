@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
 
-from dpfy.gradients.bookkeeping import BookkeepingEngine  # noqa: E402
 from dpfy.gradients.clip import FlatClip  # noqa: E402
 from dpfy.gradients.engine import Grads  # noqa: E402
-from dpfy.gradients.loop import LoopEngine  # noqa: E402
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine  # noqa: E402
+from dpfy.gradients.engines.loop import LoopEngine  # noqa: E402
 
 V, T, B = 40, 6, 3
 

@@ -108,7 +108,7 @@ def test_physical_batches_do_not_change_the_result(tmp_path, runtime):
 
 def test_a_captured_sum_may_overwrite_its_memory(tmp_path, monkeypatch):
     """Graphs answer in the same tensors at every call: the pieces of a logical batch must not lose one another."""
-    from dpfy.gradients.captured import CapturedSum
+    from dpfy.gradients.cuda_graphs.captured import CapturedSum
 
     usual, kept = CapturedSum.__call__, {}
 

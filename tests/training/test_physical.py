@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.gradients.recorded import bucket_size
-from dpfy.gradients.select import ENGINES
+from dpfy.gradients.cuda_graphs.recorded import bucket_size
+from dpfy.gradients.engines.select import ENGINES
 from dpfy.sampling.sampler import physical
 from dpfy.training.physical import snug
 

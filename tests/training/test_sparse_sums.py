@@ -14,8 +14,8 @@ import dpfy
 from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.gradients.bookkeeping import BookkeepingEngine
 from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.noise import gaussian, lattice
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
@@ -54,7 +54,7 @@ def table(rows: int, width: int, used: list[int], dtype: torch.dtype = torch.flo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("chunk", "apart"), [(2, 4), (10, 20), (34, 1 << 16), (1 << 17, 1 << 16)])
 def test_on_the_lattice(monkeypatch, dtype, chunk, apart):
-    """Pieces of noise that begin and end anywhere in a table, and in several of its rows at once."""
+    """PackedShapes of noise that begin and end anywhere in a table, and in several of its rows at once."""
     monkeypatch.setattr(gaussian, "CHUNK", chunk)
     monkeypatch.setattr(gaussian, "LARGE_CHUNK", chunk)
     monkeypatch.setattr(lattice, "APART", apart)

@@ -1,0 +1,202 @@
+"""Embedding tables: what the tokens of a batch add to their rows. Cost grows with the tokens, never with the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfy.gradients import kernels
+from dpfy.gradients.contributions import rounding
+from dpfy.gradients.contributions.contribution import (
+    CACHE_ELEMENTS,
+    Contribution,
+    kept,
+    row_chunks,
+    scaled,
+    scaled_wide,
+    wide,
+)
+from dpfy.gradients.contributions.rounding import Estimate, row_squares
+from dpfy.gradients.kernels import grams
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers by size in bytes, to compare floating-point numbers to the bit."""
+
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class EmbeddingGradient:
+    """Embedding tables: position t adds grads[t] to row index[t] of the parameter. Cost grows with tokens, not with rows."""
+
+    index: Tensor  # [batch, positions]
+    grads: Tensor  # [batch, positions, columns of the parameter]
+    count: int  # rows of the parameter
+
+    @property
+    def width(self) -> int:
+        return self.count * self.grads.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        if self._pools():
+            return Pooled(self.index, self.grads[:, :1].expand_as(self.grads), self.count, count_rows(self.index)).measured()
+        return self.estimate().upper, self
+
+    def _pools(self) -> bool:
+        plain = not kernels.usable(self.grads) and self.grads.device.type == "cpu" and self.index.shape[1]
+        return bool(plain) and same_at_all_positions(self.grads)
+
+    def estimate(self) -> Estimate:
+        """The norms and how wrong they can be, with nothing kept."""
+        if kernels.usable(self.grads):
+            return grams.gram_estimates([self.grads], [self.index])[0]
+        if self.grads.device.type != "cpu" or not self.index.shape[1]:
+            return self._estimate(self._by_gram(), rounding.gram_terms(self.grads.shape[2], 1))
+        chunks = row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS)
+        return self._estimate(torch.cat([distinct_squares(self.index[rows], self.grads[rows]) for rows in chunks]))
+
+    def _estimate(self, squares: Tensor, gram: int = 0) -> Estimate:
+        """All positions may meet in one row, where they may cancel: sqrt(positions) |G| bounds the absolute terms."""
+        factor = rounding.of_factors(self.dtype, self.grads.device) if self.grads.device.type != "cpu" else 0.0
+        return rounding.of_products(squares, self._sizes(), self.grads.shape[1], gram, factor + self._factor(), self.dtype)
+
+    def _sizes(self) -> Tensor:
+        """Not by how often rows really repeat: a route that sees the batch at once must give what one that does not gives."""
+        return row_squares(self.grads).add_(rounding.hidden(self.grads)).mul_(max(self.grads.shape[1], 1)).sqrt_()
+
+    def _factor(self) -> float:
+        return rounding.unit(self.dtype) if self.dtype in NARROW and self.grads.device.type != "cpu" else 0.0
+
+    def rounding(self) -> Tensor:
+        return self._sizes() * (rounding.gamma(self.grads.shape[1] + 4, self.dtype) + self._factor())
+
+    def _by_gram(self) -> Tensor:
+        """sum over t, s with the same row of grads[t] . grads[s]: on any device."""
+        parts = []
+        for rows in row_chunks(self.index.shape[0], 2 * self.index.shape[1] ** 2):
+            same = self.index[rows, :, None] == self.index[rows, None, :]
+            parts.append(rounding.block_sums(rounding.self_products(self.grads[rows]).mul_(same)))
+        return torch.cat(parts)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.grads.device.type != "cpu":
+            half = self.grads.dtype == torch.float16  # in which a small multiple would underflow
+            parts = (scaled_wide(self.grads, weights) if half else wide(scaled(self.grads, weights))).flatten(0, 1)
+            return parts.new_zeros(self.count, parts.shape[-1]).index_add_(0, self.index.flatten(), parts)
+        total = zero_table(self.count, self.grads)
+        for rows in row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS):
+            parts = scaled_wide(self.grads[rows], weights[rows]).flatten(0, 1)
+            total.index_add_(0, self.index[rows].flatten(), parts)
+        return total
+
+    def per_example(self, rows: slice) -> Tensor:
+        index, grads = self.index[rows], self.grads[rows]
+        batch, _, columns = grads.shape
+        total = grads.new_zeros(batch * self.count, columns)
+        offset = torch.arange(batch, device=index.device)[:, None] * self.count
+        return total.index_add_(0, (index + offset).flatten(), grads.flatten(0, 1)).view(batch, self.count, columns)
+
+    def cleaned(self, keep: Tensor) -> EmbeddingGradient:
+        return replace(self, grads=kept(self.grads, keep))
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Which examples use which rows of a table, and how often: sorted by row, then by example."""
+
+    rows: Tensor  # every row in use, once
+    begins: Tensor  # where the uses of each row begin
+    owners: Tensor  # the example of each use
+    times: Tensor  # how often that example uses that row
+
+
+@dataclass(frozen=True)
+class Pooled(EmbeddingGradient):
+    """The same where the gradient is the same at all positions of an example: a mean or sum of embeddings. Only the frequencies count."""
+
+    counts: RowCounts
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        """By the formula of :meth:`EmbeddingGradient._estimate`: sizes are sqrt(positions) |G| = positions |g| where all are alike."""
+        positions, counts, once = self.grads.shape[1], self.counts, row_squares(self.grads[:, 0])
+        times = np.bincount(counts.owners.numpy(), np.square(counts.times.numpy(), dtype=np.float64), len(once))
+        grown = np.sqrt(times * (1 + rounding.gamma(rounding.BLOCK + 8, self.dtype)))
+        grown += positions * 2 * (rounding.gamma(positions + 8, self.dtype) + self._factor())
+        return torch.from_numpy(np.square(grown, grown)).mul_(once)[None], self
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        sums = self._row_sums(weights)
+        total = zero_table(self.count, sums)
+        total.numpy()[self.counts.rows.numpy()] = sums.numpy()  # half the time of torch's index_copy_
+        return total
+
+    def sparse_sum(self, weights: Tensor) -> Tensor:
+        """:meth:`weighted_sum` as a sparse tensor: the rows in use, in order and once each."""
+        sums, size = self._row_sums(weights), (self.count, self.grads.shape[-1])
+        return torch.sparse_coo_tensor(self.counts.rows[None], sums, size, is_coalesced=True, check_invariants=False)
+
+    def _row_sums(self, weights: Tensor) -> Tensor:
+        once, counts = scaled_wide(self.grads[:, 0], weights), self.counts
+        times = counts.times.to(once.dtype)
+        return torch.nn.functional.embedding_bag(counts.owners, once, counts.begins, mode="sum", per_sample_weights=times)
+
+    def cleaned(self, keep: Tensor) -> Pooled:
+        return replace(self, grads=kept(self.grads[:, :1], keep).expand_as(self.grads))
+
+
+def zero_table(rows: int, like: Tensor) -> Tensor:
+    """Zeros for the sum of a table. NumPy asks the system for large pages, which every later pass over the table gains from."""
+    return torch.from_numpy(
+        np.zeros((rows, like.shape[-1]), np.float64 if rounding.sum_dtype(like.dtype) is torch.float64 else np.float32)
+    )
+
+
+def count_rows(index: Tensor) -> RowCounts:
+    """How often each example uses each row of [batch, positions] rows. Sorted by digits of 16 bits: NumPy is three times as fast so."""
+    flat = index.numpy().reshape(-1)
+    order = np.argsort(flat.astype(np.uint16), kind="stable")
+    for shift in range(16, int(flat.max()).bit_length(), 16):
+        order = order[np.argsort((flat[order] >> shift).astype(np.uint16), kind="stable")]
+    rows, owners = flat[order], order // index.shape[1]
+    new_row, new_use = np.ones(flat.size, bool), np.ones(flat.size, bool)
+    np.not_equal(rows[1:], rows[:-1], out=new_row[1:])
+    np.not_equal(owners[1:], owners[:-1], out=new_use[1:])
+    starts = np.flatnonzero(new_use | new_row)
+    begins = np.flatnonzero(new_row[starts])
+    times = np.empty_like(starts)
+    np.subtract(starts[1:], starts[:-1], out=times[:-1])
+    times[-1:] = flat.size - starts[-1:]
+    return RowCounts(
+        *(torch.from_numpy(a.astype(np.int64, copy=False)) for a in (rows[starts[begins]], begins, owners[starts], times))
+    )
+
+
+def same_at_all_positions(grads: Tensor) -> bool:
+    """Whether every position of an example has the same gradient, to the bit. NumPy compares many times faster than torch does."""
+    if grads.stride(1) == 0 or grads.shape[1] == 1:
+        return True
+    flat, columns = grads.flatten(1).view(BITS[grads.dtype.itemsize]), grads.shape[2]
+    here, before = flat[:, columns:].numpy(), flat[:, :-columns].numpy()
+    return bool((here[0] == before[0]).all() and (here == before).all())
+
+
+def distinct_squares(index: Tensor, grads: Tensor) -> Tensor:
+    """[batch] squared norms of the gradients of a table: positions with the same row are added before they are squared."""
+    ordered, order = index.sort(1)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])
+    many, positions = index.shape
+    where = (order + torch.arange(0, many * positions, positions)[:, None]).flatten()
+    starts = first.flatten().nonzero().flatten()
+    sums = torch.nn.functional.embedding_bag(where, wide(grads.flatten(0, 1)), starts, mode="sum")
+    squares = torch.zeros(first.numel(), dtype=torch.float64)
+    squares[starts] = row_squares(sums)
+    return squares.view(index.shape).sum(1)

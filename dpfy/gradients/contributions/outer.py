@@ -1,0 +1,157 @@
+"""The weight of a linear layer: each example's gradient is a sum of outer products over its positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfy.gradients import kernels
+from dpfy.gradients.contributions import rounding, routes
+from dpfy.gradients.contributions.contribution import (
+    CACHE_ELEMENTS,
+    GPU_CHUNK_ELEMENTS,
+    KEEP_ELEMENTS,
+    Contribution,
+    Direct,
+    kept,
+    large_pages,
+    norm_by_parts,
+    row_chunks,
+    scaled,
+    wide_product,
+)
+from dpfy.gradients.contributions.rounding import Estimate, row_squares
+from dpfy.gradients.kernels import grams
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Sums of outer products over positions: gradient = sum over t of left[t] (x) right[t]. Linear layers and their kin."""
+
+    left: Tensor  # [batch, positions, rows of the parameter]
+    right: Tensor  # [batch, positions, columns of the parameter]
+
+    @property
+    def width(self) -> int:
+        return self.left.shape[-1] * self.right.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.left.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        batch, positions, p = self.left.shape
+        d = self.right.shape[-1]
+        if positions == 1:
+            return self._one_position()[None], self
+        if kernels.usable(self.left):
+            return self.estimate().upper, self
+        if batch * p * d <= KEEP_ELEMENTS and routes.keeping_pays(positions, p, d):
+            grads = torch.bmm(self.left.mT, self.right, out=large_pages(self.left, batch, p, d))
+            return self._estimate(row_squares(grads), self._sizes()).upper, Direct(grads)
+        return self.estimate().upper, self
+
+    def estimate(self) -> Estimate:
+        """The norms and how wrong they can be, with nothing kept."""
+        batch, positions, p = self.left.shape
+        d = self.right.shape[-1]
+        if positions == 1:
+            squares = self._one_position()
+            return Estimate(squares, squares * rounding.gamma(2 * rounding.BLOCK + 16, self.dtype), self.rounding())
+        if kernels.usable(self.left):
+            if self.by_gram:
+                return grams.gram_estimates([self.left], [self.right])[0]
+            return self._estimate(norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS), self._sizes())
+        return self._estimate(*self.gram()) if self._by_gram else self._estimate(self._products(), self._sizes())
+
+    def _one_position(self) -> Tensor:
+        return row_squares(self.left) * row_squares(self.right)
+
+    def _estimate(self, squares: Tensor, sizes: Tensor) -> Estimate:
+        positions, p, d = *self.left.shape[1:], self.right.shape[-1]
+        gram = rounding.gram_terms(p, d) if self._by_gram else 0
+        return rounding.of_products(squares, sizes, positions, gram, self._factor(), self.dtype)
+
+    @property
+    def _by_gram(self) -> bool:
+        _, positions, p = self.left.shape
+        return routes.by_gram_on_cpu(positions, p, self.right.shape[-1])
+
+    def _sizes(self) -> Tensor:
+        """|L| |R|: no sum of absolute terms is longer."""
+        return self._size(row_squares(self.left), row_squares(self.right))
+
+    def _size(self, left: Tensor, right: Tensor) -> Tensor:
+        return left.add(rounding.hidden(self.left)).mul_(right.add(rounding.hidden(self.right))).sqrt_()
+
+    def _factor(self) -> float:
+        """How far factors are rounded before the product that is the weighted sum."""
+        narrow = rounding.unit(self.dtype) if self.dtype == torch.bfloat16 and self.left.is_cuda else 0.0
+        return narrow + 2 * rounding.of_factors(self.dtype, self.left.device)
+
+    def rounding(self) -> Tensor:
+        return self._sizes() * (rounding.gamma(self.left.shape[1] + 4, self.dtype) + self._factor())
+
+    @property
+    def by_gram(self) -> bool:
+        """Whether a GPU measures it by Gram matrices."""
+        _, positions, p = self.left.shape
+        return routes.by_gram_on_gpu(positions, p, self.right.shape[-1])
+
+    def _products(self) -> Tensor:
+        """Per-example products a few at a time, in memory that is reused."""
+        batch, _, p = self.left.shape
+        chunks, parts = row_chunks(batch, p * self.right.shape[-1], 4 * CACHE_ELEMENTS), []
+        memory = self.left.new_empty(chunks[0].stop, p, self.right.shape[-1])
+        for rows in chunks:
+            each = memory[: rows.stop - rows.start]
+            torch.bmm(self.left[rows].mT, self.right[rows], out=each)
+            parts.append(row_squares(each))
+        return torch.cat(parts)
+
+    def gram(self) -> tuple[Tensor, Tensor]:
+        """sum over t, s of (left[t] . left[s]) (right[t] . right[s]), and the sizes, of which the diagonals tell."""
+        parts, sizes = [], []
+        for rows in row_chunks(self.left.shape[0], 2 * self.left.shape[1] ** 2):
+            first, second = rounding.self_products(self.left[rows]), rounding.self_products(self.right[rows])
+            left, right = (t.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64) for t in (first, second))
+            sizes.append(self._size(left, right))
+            parts.append(rounding.block_sums(first.mul_(second)))
+        return torch.cat(parts), torch.cat(sizes)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return wide_product(*self._factors(weights))
+
+    def sum_into(self, weights: Tensor, place: Tensor, scratch: Tensor | None = None) -> Tensor:
+        """:meth:`weighted_sum` in the memory of `place`, where its dtype allows it; `scratch` serves if it is large enough."""
+        enough = scratch is not None and scratch.numel() >= self.scratch_bytes
+        a, b = self._factors(weights, scratch if enough else None)
+        wide_enough = place.dtype == (torch.float64 if a.dtype == torch.float64 else torch.float32)
+        if not wide_enough or not place.is_contiguous():
+            return place.copy_(wide_product(a, b).view(place.shape))
+        wide_product(a, b, place.view(a.shape[0], b.shape[1]))
+        return place
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that the weighted sum takes for a scaled factor."""
+        return min(self.left.nbytes, self.right.nbytes)
+
+    def _factors(self, weights: Tensor, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Two matrices whose product is the weighted sum. Only a GPU scales in bfloat16: elsewhere the product is made wide anyway."""
+        left, right = self.left, self.right
+        if left.dtype == torch.float16 or (left.dtype == torch.bfloat16 and not left.is_cuda):
+            left, right, weights, scratch = left.float(), right.float(), weights.float(), None
+        if left.shape[-1] < right.shape[-1]:  # of two alike the inputs: output gradients are less alike, see GramRounding
+            left = scaled(left, weights, scratch)
+        else:
+            right = scaled(right, weights, scratch)
+        return left.flatten(0, 1).t(), right.flatten(0, 1)
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.left[rows].mT @ self.right[rows]
+
+    def cleaned(self, keep: Tensor) -> Outer:
+        return Outer(kept(self.left, keep), kept(self.right, keep))

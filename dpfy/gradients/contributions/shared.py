@@ -1,0 +1,147 @@
+"""Contributions that are known already, and parameters that are used several times: the cross terms are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfy.gradients.contributions import rounding
+from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, norm_by_parts, row_chunks, wide
+from dpfy.gradients.contributions.convolution import Convolution
+from dpfy.gradients.contributions.embedding import EmbeddingGradient
+from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.rounding import Estimate, row_squares
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A contribution whose norms are known already, and what was kept of it."""
+
+    norms: Tensor  # [parts, batch]
+    rest: Contribution
+
+    @classmethod
+    def of(cls, part: Contribution) -> Measured:
+        """Measure `part` now."""
+        norms, rest = part.measured()
+        return cls(norms, rest)
+
+    @property
+    def width(self) -> int:
+        return self.rest.width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rest.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return self.norms, self.rest
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.rest.weighted_sum(weights)
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.rest.per_example(rows)
+
+    def rounding(self) -> Tensor:
+        return self.rest.rounding()
+
+    def cleaned(self, keep: Tensor) -> Measured:
+        return Measured(self.norms, self.rest.cleaned(keep))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Several uses of one parameter. The cross terms are exact."""
+
+    parts: Sequence[Contribution]
+
+    @property
+    def width(self) -> int:
+        return self.parts[0].width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        merged = merge(self.parts)
+        if len(merged) == 1:
+            return merged[0].measured()
+        kinds = {type(m): m for m in merged}
+        outer, rows = kinds.get(Outer), kinds.get(EmbeddingGradient)
+        if len(merged) == 2 and isinstance(outer, Outer) and isinstance(rows, EmbeddingGradient):
+            return outer.estimate().plus(rows.estimate(), *tied_product(outer, rows)).upper, self
+        # Uses may cancel: their sum is wrong by what each of them is, once in the norm and once in the weighted sum.
+        squares = norm_by_parts(batch_of(merged[0]), self.width * len(merged), self.per_example)
+        return Estimate(squares, torch.zeros_like(squares), 2 * self.rounding()).upper, self
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self.parts[0].weighted_sum(weights)
+        for part in self.parts[1:]:
+            total = total + part.weighted_sum(weights)
+        return total
+
+    def per_example(self, rows: slice) -> Tensor:
+        total = self.parts[0].per_example(rows)
+        for part in self.parts[1:]:
+            total = total + part.per_example(rows)
+        return total
+
+    def rounding(self) -> Tensor:
+        return torch.stack([part.rounding() for part in self.parts]).sum(0)
+
+    def cleaned(self, keep: Tensor) -> Shared:
+        return Shared([part.cleaned(keep) for part in self.parts])
+
+
+def batch_of(part: Contribution) -> int:
+    """How many examples a contribution holds."""
+    if isinstance(part, Convolution):
+        return len(part.inputs) // part.images
+    tensor = part.left if isinstance(part, Outer) else part.grads  # type: ignore[attr-defined]
+    return len(tensor)
+
+
+def merge(parts: Sequence[Contribution]) -> list[Contribution]:
+    """Join uses of the same kind: sums of outer products and of rows are longer sums, direct gradients add."""
+    parts = [p.rest if isinstance(p, Measured) else p.direct() if isinstance(p, Deferred) else p for p in parts]
+    outers = [p for p in parts if isinstance(p, Outer)]
+    rows = [p for p in parts if isinstance(p, EmbeddingGradient)]
+    direct = [p for p in parts if isinstance(p, Direct)]
+    merged: list[Contribution] = [p for p in parts if not isinstance(p, Outer | EmbeddingGradient | Direct)]
+    if outers:
+        merged.append(Outer(torch.cat([p.left for p in outers], 1), torch.cat([p.right for p in outers], 1)))
+    if rows:
+        merged.append(
+            EmbeddingGradient(torch.cat([p.index for p in rows], 1), torch.cat([p.grads for p in rows], 1), rows[0].count)
+        )
+    if direct:
+        merged.append(Direct(sum((p.grads for p in direct[1:]), start=direct[0].grads)))
+    return merged
+
+
+def tied_product(outer: Outer, rows: EmbeddingGradient) -> tuple[Tensor, Tensor]:
+    """Inner products, example by example, of a linear head's gradient with that of the embedding it is tied to; how wrong they can be.
+
+    sum over t, s of left[t][index[s]] (right[t] . grads[s]): nothing of the size of the table is made for an example. With M the
+    first factors and N the second ones, an entry of N is wrong by gamma(width) |right[t]| |grads[s]|, so the sum by that times |M|
+    |right| |grads|, and by gamma(`SHORT`) |M| |N|.
+    """
+    products, errors = [], []
+    width, dtype = rows.grads.shape[2], outer.dtype
+    entries = outer.left.shape[1] * rows.index.shape[1]
+    each = rounding.gamma(width + 4, dtype) + 2 * rounding.of_factors(dtype, outer.right.device)
+    for part in row_chunks(len(outer.left), 2 * entries):
+        left, index, right, grads = outer.left[part], rows.index[part], wide(outer.right[part]), wide(rows.grads[part])
+        first = wide(left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1)))
+        second = right @ grads.mT
+        size = (row_squares(right) * row_squares(grads)).sqrt_()
+        wrong = each * size + entries * width * rounding.least(dtype)
+        wrong = wrong + rounding.gamma(rounding.SHORT + 4, dtype) * (row_squares(second).sqrt() + wrong)
+        errors.append(wrong * row_squares(first).sqrt() * (1 + 2.0**-8) + entries * rounding.least(dtype))
+        products.append(rounding.block_sums(first * second))
+    return torch.cat(products), torch.cat(errors)

@@ -1,0 +1,61 @@
+"""Memory for sums: where they go, and what is needed on the way to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.gradients.contributions.rounding import sum_dtype
+from dpfy.gradients.engine import Grads
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Memory for the sums by name, and for what is needed on the way to them."""
+
+    places: Mapping[str, Tensor]
+    scratch: Tensor | None = None
+    sparse: bool = False  # whether the sum of a table may be the rows that are in use
+
+
+class PackedShapes:
+    """Tensors of some shapes side by side in one piece of memory, each at a multiple of eight elements."""
+
+    def __init__(self, shapes: Sequence[torch.Size]) -> None:
+        self.total = 0
+        self._views: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        for shape in shapes:
+            self._views.append((shape, torch.empty(shape, device="meta").stride(), self.total))
+            self.total += shape.numel() + -shape.numel() % 8
+
+    def of(self, flat: Tensor) -> list[Tensor]:
+        """The tensors in `flat`, which has `total` elements."""
+        return [flat.as_strided(*view) for view in self._views]
+
+
+class BufferLayout:
+    """How the sums of all parameters, and the clip rule's coordinates beside them, lie in one piece of memory for each dtype."""
+
+    def __init__(self, params: dict[str, nn.Parameter], coordinates: Sequence[str]) -> None:
+        shapes = {name: (sum_dtype(p.dtype), p.shape) for name, p in params.items()}
+        first = next(iter(shapes.values()))[0]
+        shapes |= {name: (first, torch.Size(())) for name in coordinates}
+        self.device = next(iter(params.values())).device
+        self.order = list(shapes)
+        self.rows: list[tuple[torch.dtype, list[str], PackedShapes]] = []
+        for dtype in dict.fromkeys(dtype for dtype, _ in shapes.values()):
+            mine = [name for name, (own, _) in shapes.items() if own == dtype]
+            self.rows.append((dtype, mine, PackedShapes([shapes[name][1] for name in mine])))
+
+    def buffers(self, scratch: int) -> tuple[Buffers, tuple[int, ...]]:
+        """Buffers from among the model's tensors, for it is handed out, and where it lies."""
+        places: Grads = {}
+        memory = [torch.empty(pieces.total, dtype=dtype, device=self.device) for dtype, _, pieces in self.rows]
+        for flat, (_, mine, pieces) in zip(memory, self.rows, strict=True):
+            places |= zip(mine, pieces.of(flat), strict=True)
+        more = torch.empty(scratch, dtype=torch.uint8, device=self.device)
+        where = (scratch, more.data_ptr(), *[flat.data_ptr() for flat in memory])
+        return Buffers(places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more), where

@@ -1,0 +1,122 @@
+"""Work of the engine as CUDA graphs, and memory for it that is not taken from among the model's tensors."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+
+from dpfy.core.errors import DpfyError, Unsupported
+from dpfy.gradients.kernels.addresses import Tables, writing
+
+T = TypeVar("T")
+
+_POOLS: dict[tuple[str, int], torch.cuda.MemPool] = {}
+"""Memory by purpose and device, held here so that no garbage collection can end a pool: that is allowed only between allocations."""
+
+
+def private_pool() -> AbstractContextManager[None]:
+    """Take memory from a place of its own, as graphs do: where the model's tensors lie then does not depend on who does the work."""
+    return _from_pool("work")
+
+
+def release_private_pool() -> None:
+    """Give the memory of work that graphs do from now on back to the device."""
+    _POOLS.pop(("work", torch.cuda.current_device()), None)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """`device` as the current one; nothing is done where it is."""
+    return nullcontext() if torch.cuda.current_device() == device.index else torch.cuda.device(device)
+
+
+def queue(device: torch.device) -> torch.cuda.Stream | None:
+    """The current queue of `device`, where it has queues."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def _from_pool(purpose: str) -> AbstractContextManager[None]:
+    key = (purpose, torch.cuda.current_device())
+    if key not in _POOLS:
+        _POOLS[key] = torch.cuda.MemPool()
+    return torch.cuda.use_mem_pool(_POOLS[key])
+
+
+class CudaGraph:
+    """Work that is launched whole, on the tensors it was recorded with: their memory must hold what the work is to read."""
+
+    def __init__(self, device: torch.device, addresses: int) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        with _from_pool("kept"):
+            self._tables = Tables(device, addresses)
+
+    def capture(self, work: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> T:
+        """Record `work`. What it returns is written when the graph is replayed, not before."""
+        here, collecting = torch.cuda.current_stream(), gc.isenabled()
+        stream.wait_stream(here)
+        gc.disable()  # what a collection frees could be something that must not be freed during a capture
+        try:
+            with writing(self._tables), torch.cuda.stream(stream):
+                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    torch.zeros(1, device=here.device)  # a graph of nothing would be warned of
+                    made = work()
+                finally:
+                    self._graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        here.wait_stream(stream)
+        self._tables.send()
+        return made
+
+    def replay(self) -> None:
+        """Launch the work."""
+        self._graph.replay()
+
+
+class GraphPool:
+    """The graphs of one engine: one queue and one pool of memory for all of them, so that they take turns in it."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def record(self, work: Callable[[], T], device: torch.device, addresses: int) -> tuple[CudaGraph, T]:
+        """`work` as a graph, and what it returns. `addresses`: how many its kernels may need."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = CudaGraph(device, addresses)
+        return graph, graph.capture(work, self._pool, self._stream)
+
+    def clear(self) -> None:
+        """Begin anew once all graphs are gone: their pool went with the last of them."""
+        self._pool = None
+
+    def like(self, t: torch.Tensor) -> torch.Tensor:
+        """Memory of the shape of `t` that stays, for what graphs read."""
+        with _from_pool("kept"):
+            return torch.empty_like(t)
+
+
+@lru_cache(maxsize=16)
+def problem(device: torch.device) -> Exception | None:
+    """What keeps graphs and memory apart from working on `device`, tried once: some ways of allocating memory do not allow them."""
+    try:
+        if torch.cuda.get_allocator_backend() != "native":
+            raise Unsupported(f"graphs with the allocator {torch.cuda.get_allocator_backend()}", "use torch's own")
+        with private_pool():
+            given = torch.full((3,), 2.0, device=device)
+        graph, made = GraphPool().record(lambda: given + 1, device, 64)
+        graph.replay()
+        if made.tolist() != [3.0, 3.0, 3.0]:
+            raise DpfyError("a graph did not do its work")
+    except (RuntimeError, DpfyError, AttributeError) as found:
+        return found
+    return None

@@ -1,0 +1,353 @@
+"""The engine's own part of a step as CUDA graphs: the model runs as always, what is done with its gradients is launched whole.
+
+A private step has about as much to compute as a plain one, but in more and smaller pieces; on a fast GPU the time goes to launching
+them. The user's forward and backward pass cannot be recorded without asking, for they may do something else the next time. The norms
+and sums are the engine's, and they depend on nothing but the tensors that the layers report. In a training loop these lie at the same
+addresses at every step, because torch's allocator gives the same sequence of requests the same memory. So the work on them is recorded
+once, and repeated whenever every tensor lies where it lay.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dpfy.core.errors import DpfyError
+from dpfy.core.values import Bounded
+from dpfy.gradients.clip import Clip
+from dpfy.gradients.contributions.clipped_sum import Scaled, scratch_bytes, weigh
+from dpfy.gradients.cuda_graphs import graphs
+from dpfy.gradients.cuda_graphs.buffers import BufferLayout, Buffers
+from dpfy.gradients.cuda_graphs.recording import Key, Own, Parts, Recording, Section, nothing_made, own_parts
+from dpfy.gradients.engine import Grads
+from dpfy.gradients.tracing.tape import Report, Site
+
+if TYPE_CHECKING:
+    from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+
+SECTION = 12
+"""Reports that are worked on together."""
+
+SECTION_BYTES = 2**25
+"""Gradients of normalisation layers may wait up to this size: nothing else needs them afterwards."""
+
+SAME = 2
+"""How many times in a row everything must lie where it lay before the work on it is recorded."""
+
+MOST_RECORDINGS = 24
+"""A few for each batch size: what the user still holds of the last step takes turns with what this one makes."""
+
+MOST_MISSES = 3
+MOST_WATCHED = 200
+"""A loop whose tensors keep moving is not worth watching for ever."""
+
+ROUNDING = 1e-3
+"""How far a recorded sum may be from the usual one, relative to its length and the bound: they differ by the order of additions."""
+
+PAYS = 8
+"""How many times a recording must have been repeated, on average, before yet another one is made."""
+
+
+def bucket_size(expected: float) -> int:
+    """A number of rows of which random batches of `expected` units are a few multiples: about a sixteenth part, a power of two."""
+    return 1 << max(3, int(expected / 16).bit_length() - 1) if expected >= 8 else 1
+
+
+class Recorder:
+    """The recordings of one attached engine.
+
+    Guarantees: a recording is repeated only if every tensor it reads is at its address, with its shape, strides and dtype, reported by
+    the same layer in the same order with the same facts, for the same clip rule, batch size, parameters and numeric settings; in all
+    other cases the work is done as usual. The first sum of every recording is compared with that of the usual work. A batch with a NaN
+    or an infinity in it is never summed by a recording.
+    """
+
+    def __init__(self) -> None:
+        self.on = True
+        self.made = self.repeated = 0
+        self._recordings: dict[Key, Recording] = {}
+        self._watched: dict[Key, tuple[list[Key], int]] = {}
+        self._small: dict[Site, bool] = {}
+        self._layouts: dict[Key, BufferLayout] = {}
+        self.pool = graphs.GraphPool()
+        self._idle = 0
+        self._ones = torch.empty(0)
+        self.problem: Exception | None = None
+
+    def bounded_sum(self, engine: BookkeepingEngine, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
+        """What ``engine.bounded_sum`` gives, for an engine that is steady."""
+        with graphs.on(losses.device):
+            if (problem := graphs.problem(losses.device) or _unfit(clip)) is not None:
+                self.give_up(problem)
+                return engine.bounded_sum(losses, clip, mask)
+            take = _Take(self, engine, _Request(clip, mask, losses))
+            engine.report(losses, take.receive, weights=self._weights(losses))
+            return take.finish()
+
+    def _weights(self, losses: Tensor) -> Tensor:
+        """Ones like `losses`, the same as at the last step unless somebody wrote into them."""
+        ones = self._ones
+        if ones.shape != losses.shape or ones.dtype is not losses.dtype or ones.device != losses.device or ones._version:
+            self._ones = ones = torch.ones_like(losses)
+        return ones
+
+    def layout(self, engine: BookkeepingEngine, clip: Clip) -> BufferLayout:
+        """How sums lie in memory."""
+        params = engine.parameters
+        key = (clip.coordinates, *[p.dtype for p in params.values()], next(iter(params.values())).device)
+        if key not in self._layouts:
+            self._layouts[key] = BufferLayout(params, clip.coordinates)
+        return self._layouts[key]
+
+    def waits(self, report: Report) -> int:
+        """Bytes that are held only until the report was worked on."""
+        site = report.site
+        if site not in self._small:
+            self._small[site] = all(p.dim() < 2 for p in site.params)
+        return report.grad.nbytes if self._small[site] else 0
+
+    def found(self, first: Key) -> tuple[Recording | None, list[Key] | None]:
+        """The recording that begins with `first`; or, if one is to be made now, the sections it will have."""
+        recording = self._recordings.pop(first, None)
+        if recording is not None:
+            self._recordings[first] = recording  # the latest used comes last
+            return recording, None
+        expected, times = self._watched.get(first, ([], 0))
+        if times < SAME or self.made > MOST_RECORDINGS + self.repeated // PAYS:
+            return None, None
+        if not self._recordings:
+            self.pool.clear()
+        return None, expected
+
+    def watch(self, keys: list[Key]) -> None:
+        """Remember what a step without a recording looked like."""
+        expected, times = self._watched.pop(keys[0], ([], 0))
+        self._watched[keys[0]] = (keys, times + 1 if keys == expected else 1)
+        if len(self._watched) > 2 * MOST_RECORDINGS:
+            self._watched.pop(next(iter(self._watched)))
+        self._idle += 1
+        if self._idle >= MOST_WATCHED:
+            self.give_up()
+
+    def repeat(self, recording: Recording) -> None:
+        """`recording` served a step."""
+        recording.misses = self._idle = 0
+        self.repeated += 1
+        graphs.release_private_pool()
+
+    def keep(self, recording: Recording) -> None:
+        """Take up a new recording; the one that was not used for longest makes buffers."""
+        first = recording.sections[0].key
+        self._watched.pop(first, None)
+        while len(self._recordings) >= MOST_RECORDINGS:
+            self._recordings.pop(next(iter(self._recordings)))
+        self._recordings[first] = recording
+        self.made += 1
+
+    def missed(self, recording: Recording) -> None:
+        """A step that began like `recording` went on differently."""
+        recording.misses += 1
+        if recording.misses >= MOST_MISSES:
+            self._recordings.pop(recording.sections[0].key, None)
+
+    def give_up(self, problem: Exception | None = None) -> None:
+        """Work as usual from now on."""
+        self.on, self.problem = False, problem
+        self._recordings.clear()
+        self._watched.clear()
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a bounded sum is asked for."""
+
+    clip: Clip
+    mask: Tensor | None
+    losses: Tensor
+
+    def key(self, engine: BookkeepingEngine) -> Key:
+        settings = (
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+            torch._C._cuda_getCurrentRawStream(self.losses.device.index),
+        )
+        return (self.clip, self.mask is None, len(self.losses), self.losses.device, *settings, *engine.identity())
+
+
+class _Take:
+    """One step: reports come in and are worked on, section by section, by a recording or as usual."""
+
+    def __init__(self, recorder: Recorder, engine: BookkeepingEngine, request: _Request) -> None:
+        self._recorder, self._engine, self._request = recorder, engine, request
+        self._waiting: list[Report] = []
+        self._bytes = 0
+        self._keys: list[Key] = []
+        self._held: list[tuple[Own, list[Report | None]]] = []
+        self._parts: Parts = {}
+        self._recording: Recording | None = None
+        self._expected: list[Key] | None = None
+        self._made: list[Section] = []
+
+    def receive(self, report: Report) -> None:
+        """Take up a report, and work on those that wait when there are enough."""
+        self._waiting.append(report)
+        self._bytes += self._recorder.waits(report)
+        if len(self._waiting) >= SECTION or self._bytes >= SECTION_BYTES:
+            self._close()
+
+    def _close(self) -> None:
+        reports, self._waiting, self._bytes = self._waiting, [], 0
+        key: Key = tuple([report.lies() for report in reports])
+        place = len(self._keys)
+        if not place:
+            key = (*self._request.key(self._engine), *key)
+            self._recording, self._expected = self._recorder.found(key)
+        self._keys.append(key)
+        if self._recording is not None:
+            sections = self._recording.sections
+            if place < len(sections) and sections[place].key == key:
+                sections[place].replay()
+                self._hold(sections[place].own, reports)
+                return
+            self._miss()
+        if self._expected is not None:
+            if place < len(self._expected) - 1 and self._expected[place] == key and self._record(key, reports):
+                return
+            self._expected = None
+        with graphs.private_pool():
+            self._hold(self._work(reports)[0], reports)
+
+    def _hold(self, own: Own, reports: list[Report]) -> None:
+        self._held.append((own, [report if mine is None else None for report, mine in zip(reports, own, strict=True)]))
+
+    def _work(self, reports: list[Report]) -> tuple[Own, bool]:
+        """Add the contributions of `reports` to what there is. Also says whether there was nothing to compute."""
+        found: list[Parts] = [{} for _ in reports]
+        for report, parts in zip(reports, found, strict=True):
+            self._engine.explain(report, len(self._request.losses), parts)
+        self._engine.flush()
+        for parts in found:
+            for name, uses in parts.items():
+                self._parts.setdefault(name, []).extend(uses)
+        own = [own_parts(report, parts) for report, parts in zip(reports, found, strict=True)]
+        return own, nothing_made(reports, found)
+
+    def _record(self, key: Key, reports: list[Report]) -> bool:
+        """Record the work on `reports`, and do it. False if that cannot be."""
+        before = {name: list(uses) for name, uses in self._parts.items()}
+        try:
+            graph, (own, nothing) = self._recorder.pool.record(lambda: self._work(reports), reports[0].grad.device, 1 << 12)
+        except (RuntimeError, DpfyError) as problem:
+            self._parts = before
+            self._engine.drop()
+            self._recorder.give_up(problem)
+            return False
+        self._made.append(Section(key, graph, own, nothing))
+        self._made[-1].replay()
+        self._hold(own, reports)
+        return True
+
+    def _miss(self) -> None:
+        """Go on as usual: from what the recording left of the reports so far, or from the reports themselves."""
+        assert self._recording is not None
+        self._recorder.missed(self._recording)
+        self._recording = None
+        self._again()
+
+    def _again(self) -> None:
+        """The contributions of all reports so far."""
+        self._parts = {}
+        with graphs.private_pool():
+            for own, reports in self._held:
+                for mine, report in zip(own, reports, strict=True):
+                    if report is not None:
+                        self._engine.explain(report, len(self._request.losses), self._parts)
+                    for name, part in mine or ():
+                        self._parts.setdefault(name, []).append(part)
+            self._engine.flush()
+
+    def finish(self) -> Bounded[Grads]:
+        """The bounded sum of all reports."""
+        if self._waiting:
+            self._close()
+        if self._recording is not None and len(self._recording.sections) != len(self._keys):
+            self._miss()
+        if self._recording is not None:
+            self._recording.weigh(self._request.mask)  # under way while the host goes on
+            scratch = self._recording.scratch
+        else:
+            scratch = scratch_bytes(part for uses in self._parts.values() for part in uses)
+        buffers, end = self._recorder.layout(self._engine, self._request.clip).buffers(scratch)
+        if self._recording is not None and self._recording.end != end:
+            self._miss()
+        self._keys.append(end)
+        if self._expected == self._keys:
+            self._recording = self._recorded(buffers, end)
+        if self._recording is None:
+            self._recorder.watch(self._keys)
+            return self._as_usual(buffers)
+        self._parts = {}
+        if not self._recording.add():
+            self._again()
+            return self._as_usual(buffers)
+        if not self._recording.trusted and not self._agrees(buffers):
+            self._recorder.give_up(DpfyError("a recorded step gave another sum than the step it was recorded from"))
+            return self._as_usual(buffers)
+        self._parts = {}  # what the comparison made lies in memory that is now given back
+        self._recording.trusted = True
+        self._recorder.repeat(self._recording)
+        return Bounded(dict(buffers.places), self._request.clip.bound)
+
+    def _recorded(self, buffers: Buffers, end: Key) -> Recording | None:
+        """The recording of this step; None if it cannot be made."""
+        mask, device, pool = self._request.mask, self._request.losses.device, self._recorder.pool
+        made = Recording(self._made, end, None if mask is None else pool.like(mask), device)
+
+        def multipliers() -> Scaled:
+            weighed = self._weighed(made.mask)
+            made.sound.put(weighed.sound)
+            return weighed
+
+        try:
+            first, weighed = pool.record(multipliers, device, 1 << 17)
+            second, _ = pool.record(lambda: self._engine.summed(weighed, last=True, buffers=buffers), device, 1 << 14)
+        except (RuntimeError, DpfyError) as problem:
+            self._recorder.give_up(problem)
+            self._again()
+            return None
+        made.end_with(first, second)
+        made.weigh(mask)
+        self._recorder.keep(made)
+        return made
+
+    def _weighed(self, mask: Tensor | None) -> Scaled:
+        return weigh(self._engine.joined(self._parts), self._request.clip, self._engine.parameters, mask)
+
+    def _agrees(self, buffers: Buffers) -> bool:
+        """Whether the sums of a recording that was never used before are those of the usual work on the same reports."""
+        self._again()
+        with graphs.private_pool():
+            usual = self._engine.total(self._weighed(self._request.mask)).value
+            gaps = [torch.linalg.vector_norm(buffers.places[name] - sums) for name, sums in usual.items()]
+            sizes = [torch.linalg.vector_norm(sums) for sums in usual.values()]
+            gap, size = (float(torch.stack(each).double().norm()) for each in (gaps, sizes))
+        bound = self._request.clip.bound.l2
+        return gap <= ROUNDING * (size + (bound if math.isfinite(bound) else 0.0))
+
+    def _as_usual(self, buffers: Buffers) -> Bounded[Grads]:
+        """The sums without a recording, in the same memory as with one, so that one step leaves what the other would."""
+        with graphs.private_pool():
+            return self._engine.total(self._weighed(self._request.mask), buffers)
+
+
+def _unfit(clip: Clip) -> Exception | None:
+    """What keeps a clip rule of the user's own from being told from others."""
+    try:
+        hash(clip)
+    except TypeError as found:
+        return found
+    return None

@@ -1,0 +1,35 @@
+"""Which engine runs: chosen from the model, said in one line, overridable by name."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dpfy.core import check
+from dpfy.gradients.engine import Engine
+from dpfy.gradients.engines.batched import BatchedEngine
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.layers.table import rule_for
+
+ENGINES: dict[str, type] = {"loop": LoopEngine, "batched": BatchedEngine, "bookkeeping": BookkeepingEngine}
+
+
+def choose(model: nn.Module, name: str = "auto") -> tuple[Engine, str]:
+    """The engine called `name`, or for "auto" the fastest that is exact for `model`, and one line that says why."""
+    check.one_of("engine", name, ["auto", *ENGINES])
+    if name != "auto":
+        return ENGINES[name](), f"engine {name}: asked for"
+    own, covered, strange = 0, 0, []
+    for path, module in model.named_modules():
+        count = sum(p.numel() for p in module.parameters(recurse=False) if p.requires_grad)
+        own += count
+        if rule_for(module) is not None:
+            covered += count
+        elif count:
+            strange.append(f"{path or 'the model'} ({type(module).__name__})")
+    if not covered:
+        return BatchedEngine(), "engine batched: no layer of the model has a faster rule"
+    if not strange:
+        return BookkeepingEngine(), "engine bookkeeping: every layer of the model has a rule"
+    shown = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+    return BookkeepingEngine(), f"engine bookkeeping: rules for {covered} of {own} parameters; the batched route for {shown}"

@@ -1,0 +1,58 @@
+"""Embedding tables, and bags of their rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpfy.gradients.contributions.embedding import EmbeddingGradient
+from dpfy.gradients.layers import fused
+from dpfy.gradients.layers.rule import Found, View, wanted
+from dpfy.gradients.tracing.tape import Site, Tape
+
+
+def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -> Tensor:
+    """Rows of the table; the padding row gets no gradient."""
+    weight, padding = module._parameters["weight"], module.padding_idx
+    assert weight is not None
+    if not torch.is_grad_enabled():
+        return F.embedding(index, weight.detach())
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        grads, where = view(g), view(saved[0])
+        where = where.reshape(len(where), -1)
+        grads = grads.reshape(*where.shape, -1)
+        if padding is not None:
+            grads = grads.masked_fill((where == padding)[..., None], 0.0)
+        return wanted([(weight, lambda: EmbeddingGradient(where, grads, len(weight)))])
+
+    return fused.run(fused.lookup, index, tape, site, explain, (padding,), (weight,))
+
+
+def fits_embedding(module: nn.Embedding) -> bool:
+    """`max_norm` rewrites the table in forward; frequencies mix examples."""
+    return module.max_norm is None and not module.scale_grad_by_freq
+
+
+def run_bag(module: nn.EmbeddingBag, tape: Tape, site: Site, index: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """Sum or mean of table rows, for bags of equal size; other calls run as the module does, outside of this rule."""
+    if index.dim() != 2 or any(v is not None for v in (*rest, *options.values())):
+        return type(module).forward(module, index, *rest, **options)
+    y = F.embedding_bag(index, module.weight.detach(), mode=module.mode)
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        grads, where = view(g), view(saved[0])
+        grads = (grads / where.shape[-1] if module.mode == "mean" else grads).unsqueeze(-2).expand(*where.shape, -1)
+        flat = where.reshape(len(where), -1)
+        return wanted([(module.weight, lambda: EmbeddingGradient(flat, grads.reshape(*flat.shape, -1), module.num_embeddings))])
+
+    return tape.tap(y, site, explain, (index,), facts=(module.mode,))
+
+
+def fits_bag(module: nn.EmbeddingBag) -> bool:
+    """Sums and means only, without a padding row."""
+    plain = module.max_norm is None and not module.scale_grad_by_freq and module.padding_idx is None
+    return plain and module.mode in ("sum", "mean")

@@ -1,0 +1,78 @@
+"""Linear layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpfy.gradients import kernels
+from dpfy.gradients.contributions.contribution import Deferred, Direct, SumJob
+from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.rounding import row_squares
+from dpfy.gradients.contributions.shared import Measured
+from dpfy.gradients.layers import fused
+from dpfy.gradients.layers.rule import Found, View, as_positions, constant, total, wanted
+from dpfy.gradients.tracing.tape import Explain, Site, Tape
+
+
+def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    """y = x W' + b."""
+    parameters = module._parameters
+    weight, bias = parameters["weight"], parameters["bias"]
+    assert weight is not None
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        return outer_parts(weight, bias, view(g), view(saved[0]))
+
+    if fused.one_node():
+        return fused.run(fused.linear, x, tape, site, explain, (), (weight, bias))
+    return _product(x, tape, site, explain, weight, bias)
+
+
+def _product(x: Tensor, tape: Tape, site: Site, explain: Explain, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """y = x W' + b; a user's in-place operation on y stays legal."""
+    if not torch.is_grad_enabled():
+        return F.linear(x, weight.detach(), constant(bias))
+    if not fused.packed():
+        if fused.cast():  # what autocast makes of a parameter here it must not remember for other uses of it
+            weight, bias = weight.detach(), constant(bias)
+        return fused.run(fused.linear, x, tape, site, explain, (), (weight, bias))
+    y = F.linear(x.reshape(-1, x.shape[-1]), weight.detach(), constant(bias))
+    shape = torch.Size((*x.shape[:-1], y.shape[-1]))
+    return tape.tap(y, site, explain, (x,), shape).view(shape)
+
+
+def outer_parts(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
+    """Contributions of y = a W' + b."""
+    if g.dim() == 2 and not g.is_cuda:
+        return _one_position(weight, bias, g, a.to(g.dtype))
+    g, a = as_positions(g), as_positions(a)
+    if kernels.usable(g) and g.shape[1] > 1:
+        job = SumJob((g,))
+        return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Deferred(job, 0, g.shape[2:]))])
+    return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Direct(total(g, 1)))])
+
+
+def _one_position(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
+    """The same for one position an example: the norm of the output gradient serves weight and bias."""
+    squares = row_squares(g)[None]
+    return wanted(
+        [
+            (weight, lambda: Measured(squares * row_squares(a), Outer(g.unsqueeze(1), a.unsqueeze(1)))),
+            (bias, lambda: Measured(squares, Direct(g))),
+        ]
+    )
+
+
+def run_transformers_linear(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
+    """The `Conv1D` of transformers: a linear layer whose weight is stored transposed."""
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        outs, ins = as_positions(view(g)), as_positions(view(saved[0]))
+        return wanted([(weight, lambda: Outer(ins.to(outs.dtype), outs)), (bias, lambda: Direct(total(outs, 1)))])
+
+    return _product(x, tape, site, explain, weight.detach().t(), bias)

@@ -1,0 +1,53 @@
+"""Which layer type has which rule."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dpfy.gradients.layers.convolution import run_convolution, run_transposed
+from dpfy.gradients.layers.embedding import fits_bag, fits_embedding, run_bag, run_embedding
+from dpfy.gradients.layers.linear import run_linear, run_transformers_linear
+from dpfy.gradients.layers.normalization import has_scale, run_group_norm, run_instance_norm, run_layer_norm, run_rms_norm
+from dpfy.gradients.layers.rule import LayerRule
+
+LAYERS: dict[type, LayerRule] = {
+    nn.Linear: LayerRule(run_linear),
+    nn.Embedding: LayerRule(run_embedding, fits_embedding),
+    nn.LayerNorm: LayerRule(run_layer_norm, has_scale),
+    nn.RMSNorm: LayerRule(run_rms_norm, has_scale),
+    nn.GroupNorm: LayerRule(run_group_norm, has_scale),
+    nn.InstanceNorm1d: LayerRule(run_instance_norm, has_scale),
+    nn.InstanceNorm2d: LayerRule(run_instance_norm, has_scale),
+    nn.InstanceNorm3d: LayerRule(run_instance_norm, has_scale),
+    nn.Conv1d: LayerRule(run_convolution),
+    nn.Conv2d: LayerRule(run_convolution),
+    nn.Conv3d: LayerRule(run_convolution),
+    nn.ConvTranspose1d: LayerRule(run_transposed),
+    nn.ConvTranspose2d: LayerRule(run_transposed),
+    nn.ConvTranspose3d: LayerRule(run_transposed),
+    nn.EmbeddingBag: LayerRule(run_bag, fits_bag),
+}
+"""Layer type to its rule. A subclass counts only if it runs the very forward of the type in the table."""
+
+FOREIGN: dict[tuple[str, str], LayerRule] = {("transformers.pytorch_utils", "Conv1D"): LayerRule(run_transformers_linear)}
+"""Rules for layers of optional packages, by module and class name, so that nothing need be imported."""
+
+
+def rule_for(module: nn.Module) -> LayerRule | None:
+    """The rule of `module`, or None if nothing here explains it."""
+    foreign = FOREIGN.get((type(module).__module__, type(module).__name__))
+    if foreign is not None and "forward" not in vars(module) and plain_parameters(module):
+        return foreign
+    for kind in type(module).__mro__:
+        rule = LAYERS.get(kind)
+        if rule is not None:
+            same = type(module).forward is kind.forward and "forward" not in vars(module)  # type: ignore[attr-defined]
+            return rule if same and plain_parameters(module) and rule.fits(module) else None
+    return None
+
+
+def plain_parameters(module: nn.Module) -> bool:
+    """Whether weight and bias are the module's own parameters: not computed by a parametrization, and nothing beside them."""
+    names = {name for name, p in module._parameters.items() if p is not None}
+    read = {name for name in ("weight", "bias") if getattr(module, name, None) is not None}
+    return names == read

@@ -1,0 +1,297 @@
+"""Whether examples mix: the recorded operations of a step are run again with some records replaced; nobody else's part may change.
+
+What counts as a part is what the engine will make a contribution of: the loss, and the gradients that come back through the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.core.errors import Unsupported
+from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Memory, Operation, Program, Ref, Reshaped, Unrecordable
+from dpfy.gradients.tracing.tape import Tape
+
+SPREAD = 0.1
+"""How far parameters are moved, relative to their size, so that a gate that starts at zero shows what lies behind it."""
+
+UNORDERED = {"_embedding_bag_backward", "embedding_dense_backward", "index_put_", "_index_put_impl_", "scatter_add", "index_add"}
+"""Operations whose sums go by the order of indices, so that gradients of weight zero in between may change the rounding."""
+
+APART = "return one loss per unit computed from that unit alone; no batch statistics, no contrast between examples"
+MIXED = "losses that mix examples (the loss of one example depends on another example)"
+READ = "values of the batch that Python reads before step (item, tolist, numpy, a truth test)"
+UNREAD = "use tensor operations, example by example; read values after step, and publish none of them"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What must not change: losses, gradients of parameters, and what arrived at layers (gradient, saved tensors).
+
+    The gradients are those of the losses weighted by `weights`, all of them 1 when the program was recorded; `arrived` is what the
+    layers got then.
+    """
+
+    weights: Ref
+    losses: Ref
+    gradients: list[Ref]
+    reports: list[tuple[Ref, list[Ref]]]
+    arrived: list[Tensor]
+
+    @property
+    def refs(self) -> list[Ref]:
+        """All of it."""
+        saved = [r for grad, saved in self.reports for r in (grad, *saved)]
+        return [self.weights, self.losses, *self.gradients, *saved]
+
+
+def observe(program: Program, losses: Tensor, weights: Tensor, engine: Any, params: Sequence[nn.Parameter]) -> Observed:
+    """Run backward as the engine will, with `weights` for the losses; the graph is kept. Call it while `program` is recorded."""
+    tape = getattr(engine, "_tape", None)
+    reports: list[tuple[Tensor, tuple[Tensor, ...]]] = []
+    targets: list[Tensor] = list(params)
+    if isinstance(tape, Tape):
+        targets.append(tape.anchor)
+        with tape.into(lambda report: reports.append((report.grad, report.saved))):
+            grads = _gradients(losses, targets, weights)
+    else:
+        grads = _gradients(losses, targets, weights)
+    dense = [g.to_dense() if g.is_sparse else g for g in grads if g is not None]
+    return Observed(
+        program.ref(weights),
+        program.ref(losses),
+        [program.ref(g) for g in dense],
+        [(program.ref(g), [program.ref(t) for t in saved]) for g, saved in reports],
+        [g for g, _ in reports],
+    )
+
+
+def _gradients(losses: Tensor, targets: list[Tensor], weights: Tensor) -> tuple[Tensor | None, ...]:
+    with torch.autograd.set_multithreading_enabled(False):
+        return torch.autograd.grad(losses, targets, weights, retain_graph=True, allow_unused=True)
+
+
+def check_flow(program: Program, losses: Ref, fixed: Sequence[Tensor]) -> None:
+    """Refuse losses that depend on more than batch and weights, and changes of the `fixed` tensors from the batch.
+
+    Guarantees: raises :class:`Unsupported` if a value that an earlier recorded step left behind, or the training records beside the
+    batch, reach the losses by any operation; or if a parameter or buffer was written from the batch.
+    """
+    reached = program.origin.get(losses.storage, 0)
+    if reached & CARRIED:
+        what = "losses that depend on tensors which an earlier step left behind (running statistics, queues, caches)"
+        raise Unsupported(what, "compute every loss from its example and the weights alone")
+    if reached & DATA:
+        raise Unsupported("losses that read the training records beside the batch", "use the rows of the batch only")
+    mine = {t.untyped_storage()._cdata for t in fixed}
+    for storage, address in ((index, key) for key, (index, _) in program.known.items()):
+        if address in mine and program.origin.get(storage, 0) & BATCH:
+            what = "a parameter or buffer that the forward pass changes from the batch"
+            raise Unsupported(what, "it would carry data without noise: remove or freeze it")
+    if not reached & BATCH:
+        raise Unrecordable("losses that do not come from the batch by operations that were seen")
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The batch's fields with the rows where `rows` is True replaced by other records."""
+
+    batch: Sequence[Tensor]
+    fields: Sequence[Tensor]
+    rows: Tensor
+
+    def contents(self, program: Program, weights: Ref) -> dict[int, torch.UntypedStorage]:
+        """By storage, what a run of the program with the replaced records starts from; the replaced have weight 0."""
+        found = {program.ref(t).storage: new.clone() for t, new in zip(self.batch, self.fields, strict=True)}
+        found[weights.storage] = torch.where(self.rows, 0.0, 1.0).to(weights.dtype)
+        return {storage: t.untyped_storage() for storage, t in found.items()}
+
+    def original(self, program: Program, weights: Ref) -> dict[int, torch.UntypedStorage]:
+        """The same without the replacement."""
+        return Replacement(self.batch, self.batch, self.rows).contents(program, weights)
+
+
+def check_apart(
+    program: Program, seen: Observed, losses: Tensor, changes: Sequence[Replacement], moved: dict[int, torch.UntypedStorage]
+) -> Memory:
+    """Run the program as it was and with each of `changes`, all of the same rows; refuse it if a part of another example differs.
+
+    `moved` holds other contents for the parameters' storages, in all runs; with none, the first run must give `losses` again. Returns
+    that run, in which the rows to be replaced have weight 0.
+
+    Guarantees: raises :class:`Unsupported` where they differ (on a CPU, in a single bit), where a value that Python read differs and
+    where a shape does; :class:`Unrecordable` if the program does not give the losses that it was recorded with.
+    """
+    plain = _run(program, changes[0].original(program, seen.weights) | moved, seen.refs)
+    if not moved and not _equal(plain.at(seen.losses), losses.detach(), rounding=True):
+        raise Unrecordable("operations that give other losses when they are run again")
+    for changed in changes:
+        try:
+            other = _run(program, changed.contents(program, seen.weights) | moved, seen.refs)
+        except Reshaped as problem:
+            what = f"a step whose shapes depend on the values of the batch ({problem})"
+            raise Unsupported(what, "keep every row and mask what does not count (torch.where)") from None
+        if any(not _equal_values(a, b) for a, b in zip(plain.reads, other.reads, strict=True)):
+            raise Unsupported(READ, UNREAD)
+        if _differs(plain, other, seen, changed.rows):
+            raise Unsupported(f"{MIXED}{_culprit(program, changed, moved, seen)}", APART)
+    return plain
+
+
+def _run(program: Program, contents: dict[int, torch.UntypedStorage], keep: list[Ref]) -> Memory:
+    """Run the program; an operation that fails, which tells nothing about mixing, makes it one that cannot be run again."""
+    try:
+        return program.run(contents, keep)
+    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
+        # Its message may hold values of records.
+        raise Unrecordable(f"operations that fail on other records, {type(problem).__name__}") from None
+
+
+def codes(program: Program) -> bool:
+    """Whether real numbers of the batch are turned into whole ones, which may be places in a table."""
+    return any(
+        _name(operation) == "_to_copy"
+        and operation.inputs[0].dtype.is_floating_point
+        and not operation.outputs[0].dtype.is_floating_point
+        and program.origin.get(operation.inputs[0].storage, 0) & BATCH
+        for operation in program.operations
+    )
+
+
+def check_sum(program: Program, seen: Observed, changed: Replacement, mine: Memory) -> None:
+    """Refuse a backward pass over the batch in which the gradients of some examples change with those of others.
+
+    What arrives at a layer for all examples must be what arrives for the examples of `changed` plus what arrives for the others
+    (`mine`: the run of the batch as it was in which the examples of `changed` have weight 0, from :func:`check_apart`). An engine
+    that runs backward for one example at a time has nothing to check here.
+    """
+    if not seen.reports:
+        return
+    refs = [grad for grad, _ in seen.reports]
+    others = Replacement(changed.batch, changed.batch, ~changed.rows)
+    theirs = program.run(others.contents(program, seen.weights), refs)
+    for ref, whole in zip(refs, seen.arrived, strict=True):
+        if not _adds_up(whole, mine.at(ref), theirs.at(ref)):
+            raise Unsupported(f"{MIXED}, in the backward pass", APART)
+
+
+def _adds_up(whole: Tensor, a: Tensor, b: Tensor) -> bool:
+    """Exactly where one part is zero, as where examples lie in rows; else, where they were summed already, up to rounding."""
+    finite = whole.isfinite() & a.isfinite() & b.isfinite()
+    apart = (a == 0) | (b == 0)
+    size = torch.where(finite, whole, 0.0).abs().amax() if whole.numel() else whole.new_zeros(())
+    near = (a + b - whole).abs() <= 64 * torch.finfo(whole.dtype).eps * size
+    return bool((~finite | torch.where(apart, a + b == whole, near)).all())
+
+
+def _differs(plain: Memory, other: Memory, seen: Observed, rows: Tensor) -> bool:
+    """Whether anything that belongs to the rows that were not replaced changed."""
+    if not _equal(plain.at(seen.losses)[~rows], other.at(seen.losses)[~rows]):
+        return True
+    for g in seen.gradients:
+        if not _equal(plain.at(g), other.at(g), rounding=g.device.type != "cpu" or _unordered(plain), finite=True):
+            return True
+    return any(_report_differs(plain, other, grad, saved) for grad, saved in seen.reports)
+
+
+def _unordered(memory: Memory) -> bool:
+    return any(_name(operation) in UNORDERED for operation in memory.program.operations)
+
+
+def _report_differs(plain: Memory, other: Memory, grad: Ref, saved: Sequence[Ref]) -> bool:
+    """What arrives at a layer must be the same everywhere, and meet a changed input nowhere."""
+    mine, theirs = plain.at(grad), other.at(grad)
+    if not _equal(mine, theirs, finite=True):
+        return True
+    mine = mine.nan_to_num(0.0, 0.0, 0.0)
+    for ref in saved:
+        common = 0
+        for a, b in zip(ref.shape, grad.shape, strict=False):
+            if a != b:
+                break
+            common += 1
+        if common:
+            arrived = _any_after(mine != 0, common)
+            moved = _any_after(plain.at(ref) != other.at(ref), common)
+            if bool((arrived & moved).any()):
+                return True
+    return False
+
+
+def _any_after(t: Tensor, dims: int) -> Tensor:
+    return t if t.dim() == dims else t.flatten(dims).any(-1)
+
+
+def _equal(a: Tensor, b: Tensor, rounding: bool = False, finite: bool = False) -> bool:
+    """Equal, NaN to NaN; with `rounding`, up to what another order of summation may do; with `finite`, where both are finite.
+
+    Weight zero times an infinite gradient is NaN, which spoils sums and says nothing about who depends on whom.
+    """
+    if torch.equal(a, b):
+        return True
+    if not a.is_floating_point():
+        return False
+    same = (a == b) | (a.isnan() & b.isnan())
+    if finite:
+        same |= ~(a.isfinite() & b.isfinite())
+    if not rounding:
+        return bool(same.all())
+    size = a.abs().masked_fill(~a.isfinite(), 0.0).amax()
+    return bool((same | ((a - b).abs() <= 64 * torch.finfo(a.dtype).eps * size)).all())
+
+
+def _equal_values(a: Any, b: Any) -> bool:
+    return _equal(a, b) if isinstance(a, Tensor) else bool(a == b or (a != a and b != b))
+
+
+def moved_parameters(program: Program, params: Sequence[nn.Parameter], seed: int) -> dict[int, torch.UntypedStorage]:
+    """Contents for the parameters' storages: every value moved at random, a parameter of zeros too."""
+    found: dict[int, torch.UntypedStorage] = {}
+    for position, p in enumerate(t.detach() for t in params):
+        storage = program.ref(p).storage
+        if storage in found or p.untyped_storage().nbytes() != p.numel() * p.element_size() or not p.is_contiguous():
+            continue
+        generator = torch.Generator().manual_seed(seed + position)
+        size = p.float().square().mean().sqrt().nan_to_num(0.0, 0.0, 0.0)
+        size = torch.where(size == 0, 1.0, size) * SPREAD
+        step = torch.randn(p.shape, generator=generator).to(device=p.device)
+        found[storage] = (p + (size * step).to(p.dtype)).untyped_storage()
+    return found
+
+
+def _culprit(program: Program, changed: Replacement, moved: dict[int, torch.UntypedStorage], seen: Observed) -> str:
+    """The first operation after which rows that were not replaced differ, in words; nothing if there is none to be found."""
+    plain, other = (
+        Memory(program, contents | moved)
+        for contents in (changed.original(program, seen.weights), changed.contents(program, seen.weights))
+    )
+    with program.aside():
+        for operation in program.needed(seen.refs):
+            plain.do(operation)
+            other.do(operation)
+            for ref in () if "empty" in _name(operation) else operation.outputs:
+                if _outside(plain.at(ref) != other.at(ref), changed.rows):
+                    return f", first seen after {_name(operation)}, shape {list(ref.shape)}"
+    return ""
+
+
+def _outside(differs: Tensor, rows: Tensor) -> bool:
+    """Whether elements differ that lie in the replaced rows of no dimension."""
+    if not bool(differs.any()):
+        return False
+    batch = len(rows)
+    for dim, size in enumerate(differs.shape):
+        if size % batch == 0:
+            flat = differs.movedim(dim, 0).reshape(size, -1).any(1)
+            for folded in (rows.repeat_interleave(size // batch), rows.repeat(size // batch)):
+                if not bool((flat & ~folded).any()):
+                    return False
+    return True
+
+
+def _name(operation: Operation) -> str:
+    return str(operation.call).removeprefix("aten.").partition(".")[0]

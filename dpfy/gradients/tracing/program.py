@@ -1,0 +1,260 @@
+"""A program: every operation that ran between two points, as torch's dispatcher saw it, to be run again on other inputs.
+
+Tensors are known by where they lie: storage, offset, shape and strides. Views, detached tensors and changes in place then need no
+rules of their own: running the program again is running its operations on another piece of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dpfy.gradients.engine import no_autocast
+
+BATCH, CARRIED, DATA = 1, 2, 4
+"""Where a value comes from, as bits: the batch, a tensor that an earlier step left behind, or the records beside the batch."""
+
+
+class Unrecordable(Exception):
+    """The operations cannot be run again from what was seen of them."""
+
+
+class Reshaped(Exception):
+    """Run again on other inputs, an operation gave another shape."""
+
+
+class Ref(NamedTuple):
+    """Where a tensor lies."""
+
+    storage: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """All but the storage."""
+        return self.offset, self.shape, self.stride, self.dtype
+
+
+@dataclass(slots=True)
+class Operation:
+    """One call: `arguments` are (args, kwargs) with a Ref in the place of each tensor. A view has nothing to run again."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, Any]
+    inputs: list[Ref]
+    outputs: list[Ref]
+    written: list[Ref]
+    view: bool = False
+    read: bool = False
+    graph: bool = False
+    random: tuple[torch.Generator, Tensor] | None = None
+
+
+@dataclass
+class Program:
+    """Operations in order. `outside` are the storages that existed before, `initial` what those that were changed held."""
+
+    operations: list[Operation] = field(default_factory=list)
+    outside: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    initial: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    origin: dict[int, int] = field(default_factory=dict)
+    known: dict[int, tuple[int, StorageWeakRef]] = field(default_factory=dict)
+    carried: dict[int, StorageWeakRef] = field(default_factory=dict)
+    problem: str | None = None
+    _work: dict[object, tuple[list[Operation], dict[int, list[int]]]] = field(default_factory=dict)
+    _around: tuple[int, list[torch.Generator], set[str]] = (0, [], set())
+
+    def ref(self, t: Tensor) -> Ref:
+        """Where `t` lies; a storage that was never seen is one from outside."""
+        storage = _storage_of(t)
+        index = self._index(storage)
+        if index is None:
+            index = self._add(storage)
+            self.outside[index] = storage
+            if storage._cdata in self.carried:
+                self.origin[index] = CARRIED
+            if t.grad_fn is not None:
+                raise Unrecordable(f"a tensor with a graph that was not seen ({t.grad_fn.name()})")
+        return Ref(index, int(t.storage_offset()), t.shape, t.stride(), t.dtype, t.device)
+
+    def made(self, t: Tensor) -> Ref:
+        """Where a tensor lies that an operation has just returned."""
+        storage = _storage_of(t)
+        index = self._index(storage)
+        index = self._add(storage) if index is None else index
+        return Ref(index, int(t.storage_offset()), t.shape, t.stride(), t.dtype, t.device)
+
+    def mark(self, tensors: Sequence[Tensor], origin: int) -> None:
+        """Say where the values of `tensors` come from."""
+        for t in tensors:
+            index = self.ref(t).storage
+            self.origin[index] = self.origin.get(index, 0) | origin
+
+    def _index(self, storage: torch.UntypedStorage) -> int | None:
+        entry = self.known.get(storage._cdata)
+        return None if entry is None else entry[0]
+
+    def _add(self, storage: torch.UntypedStorage) -> int:
+        # While the weak reference is held no other storage can have this address.
+        index = len(self.known)
+        self.known[storage._cdata] = (index, StorageWeakRef(storage))
+        return index
+
+    def alive(self, origin: int) -> dict[int, StorageWeakRef]:
+        """By address, the storages with values from `origin` that somebody still holds."""
+        return {
+            address: weak
+            for address, (index, weak) in self.known.items()
+            if self.origin.get(index, 0) & origin and not weak.expired()
+        }
+
+    def run(self, replaced: dict[int, torch.UntypedStorage], keep: Sequence[Ref]) -> Memory:
+        """Run the operations again with other contents in some of the storages from outside.
+
+        Guarantees: nothing that the program was recorded from is changed, torch's generators included. Random operations draw what
+        they drew.
+        """
+        kept = frozenset([ref.storage for ref in keep])
+        key = kept, len(self.operations)
+        if key not in self._work:
+            needed = self.needed(keep)
+            self._work[key] = needed, _last_uses(needed, kept)
+        memory, (work, last) = Memory(self, dict(replaced)), self._work[key]
+        with self.aside():
+            for position, operation in enumerate(work):
+                memory.do(operation)
+                memory.forget(last.get(position, ()))
+        return memory
+
+    def needed(self, keep: Sequence[Ref]) -> list[Operation]:
+        """The operations, in order, that the content of `keep` or a value read by Python comes from."""
+        wanted, found = {ref.storage for ref in keep}, []
+        for operation in reversed(self.operations):
+            if operation.view:
+                continue
+            if operation.read or any(r.storage in wanted for r in (*operation.outputs, *operation.written)):
+                wanted.update(r.storage for r in operation.inputs)
+                found.append(operation)
+        return found[::-1]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around a run of the operations: no graph, no autocast, and the generators they use are put back."""
+        if self._around[0] != len(self.operations):
+            generators = {id(o.random[0]): o.random[0] for o in self.operations if o.random is not None}
+            devices = {ref.device.type for o in self.operations for ref in o.outputs[:1]}
+            self._around = len(self.operations), list(generators.values()), devices
+        _, used, devices = self._around
+        states = [(g, g.get_state()) for g in used]
+        try:
+            with torch.no_grad(), ExitStack() as stack:
+                for device in devices:
+                    stack.enter_context(no_autocast(device))
+                yield
+        finally:
+            for generator, state in states:
+                generator.set_state(state)
+
+
+@dataclass
+class Memory:
+    """The storages of one run of a program, and what Python would have read on the way."""
+
+    program: Program
+    storages: dict[int, torch.UntypedStorage]
+    tensors: dict[int, dict[Ref, Tensor]] = field(default_factory=dict)
+    reads: list[Any] = field(default_factory=list)
+
+    def at(self, ref: Ref) -> Tensor:
+        """The tensor that lies at `ref`."""
+        views = self.tensors.setdefault(ref.storage, {})
+        found = views.get(ref)
+        if found is None:
+            empty = torch.empty(0, dtype=ref.dtype, device=ref.device)
+            found = views[ref] = empty.set_(self._storage(ref.storage), ref.offset, ref.shape, ref.stride)  # type: ignore[arg-type]
+        return found
+
+    def _storage(self, index: int) -> torch.UntypedStorage:
+        storage = self.storages.get(index)
+        if storage is None:
+            first = self.program.initial.get(index)
+            source = self.program.outside.get(index)
+            if first is None and source is None:
+                raise Unrecordable("a tensor whose content was not seen")
+            storage = self.storages[index] = cast(torch.UntypedStorage, source if first is None else first.clone())
+        return storage
+
+    def do(self, operation: Operation) -> None:
+        """Run one operation here."""
+        args, kwargs = filled(operation.arguments, self.at)
+        if operation.random is not None:
+            generator, state = operation.random
+            generator.set_state(state)
+        torch._C._set_grad_enabled(operation.graph)  # nothing here wants a gradient, but some operations keep more with it
+        result = operation.call(*args, **kwargs)
+        if operation.read:
+            self.reads.append(result)
+            return
+        for ref, t in zip(operation.outputs, outputs_in(result), strict=True):
+            if ref.storage in self.storages:
+                continue
+            if (t.storage_offset(), t.shape, t.stride(), t.dtype) != ref.layout:
+                raise Reshaped(f"{operation.call}: {list(ref.shape)} became {list(t.shape)}")
+            self.storages[ref.storage] = t.untyped_storage()
+            self.tensors.setdefault(ref.storage, {})[ref] = t
+
+    def forget(self, storages: Sequence[int]) -> None:
+        """Free what is not needed any more."""
+        for index in storages:
+            self.storages.pop(index, None)
+            self.tensors.pop(index, None)
+
+
+def _storage_of(t: Tensor) -> torch.UntypedStorage:
+    if t.layout is not torch.strided or type(t) not in (Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
+        raise Unrecordable(f"a tensor of type {type(t).__name__}, {t.layout}")
+    return t.untyped_storage()
+
+
+def _last_uses(work: Sequence[Operation], kept: frozenset[int]) -> dict[int, list[int]]:
+    """By position, the storages that no later operation touches."""
+    last: dict[int, int] = {}
+    for position, operation in enumerate(work):
+        for ref in (*operation.inputs, *operation.outputs):
+            last[ref.storage] = position
+    uses: dict[int, list[int]] = {}
+    for storage, position in last.items():
+        if storage not in kept:
+            uses.setdefault(position, []).append(storage)
+    return uses
+
+
+def filled(value: Any, put: Callable[[Any], Any], kind: type = Ref) -> Any:
+    """`value` with everything of `kind` in its tuples, lists and dicts replaced."""
+    if isinstance(value, kind):
+        return put(value)
+    if value is None or type(value) in (int, float, bool):
+        return value
+    if isinstance(value, tuple):
+        return tuple([put(v) if isinstance(v, kind) else filled(v, put, kind) for v in value])
+    if isinstance(value, list):
+        return [filled(v, put, kind) for v in value]
+    if isinstance(value, dict):
+        return {k: filled(v, put, kind) for k, v in value.items()}
+    return value
+
+
+def outputs_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in outputs_in(v)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,266 @@
+"""The tape: what every use of every supported layer reports during one backward pass, and how the batch lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.core.errors import DpfyError, Unsupported
+from dpfy.gradients.contributions.contribution import Contribution
+
+PROBE_TOLERANCE = 1e-2
+"""Row by row, how far a gradient may be from its expected multiple. A wrong place of the examples is off by a factor of two."""
+
+
+def probe_weights(losses: Tensor) -> Tensor:
+    """Different weights for different losses, all powers of two: multiplying by them is exact in every precision."""
+    generator = torch.Generator().manual_seed(len(losses))
+    exponents = torch.randint(0, 4, (len(losses),), generator=generator)
+    exponents[:2] = torch.arange(len(exponents[:2]))
+    return torch.exp2(exponents.to(torch.float64)).to(losses)
+
+
+Explain = Callable[[Tensor, tuple[Tensor, ...], Callable[[Tensor], Tensor]], list[tuple[Tensor, Contribution]]]
+"""(output gradient, saved tensors, rows-first view) to the contributions of the layer's parameters.
+
+Of the saved tensors those that are reported come first; a node may have saved more for itself.
+"""
+
+Where = tuple[Any, ...]
+"""What a node of the graph knows about the layer it stands for: tape, site, explanation, shape of the gradient (or None), facts."""
+
+
+@dataclass(frozen=True)
+class BatchAxis:
+    """Where the examples are in a tensor: how to bring them to the front."""
+
+    name: str
+    fits: Callable[[Tensor, int], bool]
+    rows_first: Callable[[Tensor, int], Tensor]
+    spread: Callable[[Tensor, Tensor], Tensor]
+    """[many, batch] values and a tensor with this axis to values that broadcast against that tensor, `many` in front."""
+
+
+def _tail(values: Tensor, like: Tensor, before: int = 0) -> Tensor:
+    """Insert dimensions of one before and after the last dimension of `values`, to match `like`."""
+    return values.view(len(values), *[1] * before, values.shape[1], *[1] * (like.dim() - 1 - before))
+
+
+BATCH_AXES = (
+    BatchAxis("first dimension", lambda t, b: t.shape[0] == b, lambda t, b: t, _tail),
+    BatchAxis(
+        "second dimension",
+        lambda t, b: t.dim() > 1 and t.shape[1] == b,
+        lambda t, b: t.transpose(0, 1),
+        lambda values, t: _tail(values, t, before=1),
+    ),
+    BatchAxis(
+        "folded into the first dimension, example by example",
+        lambda t, b: len(t) > b and len(t) % b == 0,
+        lambda t, b: t.unflatten(0, (b, -1)),
+        lambda values, t: _tail(values.repeat_interleave(len(t) // values.shape[1], 1), t),
+    ),
+    BatchAxis(
+        "folded into the first dimension, position by position",
+        lambda t, b: len(t) > b and len(t) % b == 0,
+        lambda t, b: t.unflatten(0, (-1, b)).transpose(0, 1),
+        lambda values, t: _tail(values.repeat(1, len(t) // values.shape[1]), t),
+    ),
+)
+
+
+@dataclass(eq=False)
+class Site:
+    """One patched module: its name, its parameters, and where the batch lies in its tensors once that is known."""
+
+    name: str
+    params: tuple[nn.Parameter, ...]
+    axis: BatchAxis | None = None
+    settled: bool = False
+    without_batch: bool = False
+    """It runs without a batch: its gradients are split further up."""
+
+
+@dataclass(slots=True)
+class Report:
+    """One use of a site in one backward pass."""
+
+    site: Site
+    grad: Tensor
+    saved: tuple[Tensor, ...]
+    explain: Explain
+    facts: tuple[object, ...] = ()
+    """Whatever the answer of `explain` depends on besides the tensors and the site."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The gradient and what was saved."""
+        return (self.grad, *self.saved)
+
+    def lies(self) -> tuple[object, ...]:
+        """Who reported what, and where every tensor lies."""
+        return (self.site, self.facts, *[(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors])
+
+
+@dataclass
+class Tape:
+    """Collects reports while `recording`. The anchor is a leaf that every tap hangs on, so that one backward reaches all of them."""
+
+    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
+    recording: bool = False
+    passive: bool = False
+    unsettled: bool = False
+    receive: Callable[[Report], None] = lambda report: None
+
+    @contextmanager
+    def into(self, receive: Callable[[Report], None]) -> Iterator[None]:
+        """Send every report of the backward passes inside to `receive`."""
+        self.recording, self.receive = True, receive
+        try:
+            yield
+        finally:
+            self.recording, self.receive = False, lambda report: None
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Let gradients pass without reports."""
+        before, self.passive = self.passive, True
+        try:
+            yield
+        finally:
+            self.passive = before
+
+    def tap(
+        self,
+        output: Tensor,
+        site: Site,
+        explain: Explain,
+        saved: tuple[Tensor, ...],
+        shape: torch.Size | None = None,
+        facts: tuple[object, ...] = (),
+    ) -> Tensor:
+        """`output`, with its gradient reported in the backward pass, in `shape` where given, with the `facts` of the use.
+
+        Saved tensors go through autograd, so that activation checkpointing works and an in-place change of them is noticed.
+        """
+        if not torch.is_grad_enabled():
+            return output
+        self.unsettled = self.unsettled or not site.settled
+        fresh = output.clone() if output._is_view() or (output.is_leaf and output.requires_grad) else output
+        return _apply(fresh, self.anchor, (self, site, explain, shape, facts), *[t.detach() for t in saved])  # type: ignore[no-any-return]
+
+
+_LOOKING: list[bool] = []
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """Let gradients of the user's graph be looked at, by a checker, while an engine is attached."""
+    _LOOKING.append(True)
+    try:
+        yield
+    finally:
+        _LOOKING.pop()
+
+
+def reads(where: Where) -> bool:
+    """Whether the report will need the saved tensors.
+
+    Under activation checkpointing they may be read only once; those of a site without a batch axis were, further up.
+    """
+    tape, site = where[:2]
+    return tape.recording and not tape.passive and not site.without_batch
+
+
+def report(where: Where, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
+    """Report the gradient that arrived at a layer's output; raise if nobody asked for it."""
+    tape = where[0]
+    if tape.passive:
+        return
+    if tape.recording:
+        tape.receive(Report(where[1], grad, saved, where[2], where[4]))
+    elif not _LOOKING:
+        raise DpfyError("backward: called on a model with a private engine attached; hand the losses to the engine instead")
+
+
+class _Tap(torch.autograd.Function):
+    """The identity, in place, whose backward tells the tape."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, where: Where, *saved: Tensor) -> Tensor:
+        ctx.where = where
+        ctx.save_for_backward(*saved)
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        where = ctx.where
+        report(where, grad if where[3] is None else grad.reshape(where[3]), ctx.saved_tensors if reads(where) else ())
+        return (grad, None, None, *[None] * (len(ctx.needs_input_grad) - 3))
+
+
+_apply: Any = super(torch.autograd.Function, _Tap).apply
+"""``_Tap.apply`` without its look at function transforms, which a tap never runs under."""
+
+
+def infer_axis(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> bool:
+    """Find where the examples lie in the site's gradients, from a second backward with known weights; False if nowhere.
+
+    Guarantees: a axis is taken only if row i of the gradient scaled with the weight of loss i, hence belongs to example i alone.
+    It counts as settled once no other axis would explain the same gradients.
+    """
+    batch = len(weights)
+    good = fitting_axes(grad, tilted, weights)
+    if site.axis is not None:
+        good = [axis for axis in good if axis is site.axis]
+    if not good:
+        return False
+    site.axis = good[0] if site.axis is None else site.axis
+    site.settled = site.settled or (len(good) == 1 and batch > 1 and bool(grad.isfinite().any() and grad.any()))
+    return True
+
+
+def fitting_axes(plain: Tensor, tilted: Tensor, weights: Tensor) -> list[BatchAxis]:
+    """The axes along which every row of `tilted` is the row of `plain` times the weight of its example."""
+    batch = len(weights)
+    fitting = [axis for axis in BATCH_AXES if plain.dim() and axis.fits(plain, batch)]
+    return [axis for axis in fitting if _scales(axis.rows_first(plain, batch), axis.rows_first(tilted, batch), weights)]
+
+
+def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
+    if plain.is_complex():
+        plain, tilted = (torch.view_as_real(t.resolve_conj()) for t in (plain, tilted))
+    rows = plain.reshape(len(plain), -1).double()
+    gap = (tilted.reshape(len(tilted), -1).double() - weights.double()[:, None] * rows).norm(dim=1)
+    size = rows.norm(dim=1).nan_to_num(nan=0.0, posinf=0.0).amax()
+    tolerance = max(PROBE_TOLERANCE, 8 * torch.finfo(plain.dtype).eps)
+    return not bool((gap.nan_to_num(nan=0.0, posinf=0.0) > tolerance * size).any())
+
+
+def _as_it_is(t: Tensor) -> Tensor:
+    return t
+
+
+def rows_first(site: Site, batch: int, grad: Tensor) -> Callable[[Tensor], Tensor]:
+    """The view of this site's tensors with the examples in front."""
+    axis = site.axis
+    assert axis is not None
+    if axis is BATCH_AXES[0] and grad.shape[0] == batch:
+        return _as_it_is
+    fits, front = axis.fits, axis.rows_first
+
+    def view(t: Tensor) -> Tensor:
+        if not fits(t, batch):
+            raise Unsupported(
+                f"{site.name}: a batch that lies in the {axis.name} at first and elsewhere later (shape {list(t.shape)})",
+                "use engine='batched'",
+            )
+        return front(t, batch)
+
+    return view
