@@ -16,11 +16,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from dpfy.accounting import profiles, rdp
+from dpfy.accounting.dominating_pairs import Composition, Release, composition, together
 from dpfy.accounting.leaves import leaves
 from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
 from dpfy.accounting.other_losses import subsample_atoms
-from dpfy.accounting.pairs import Composition, Release, composition, together
 from dpfy.accounting.parallel import Piece, World
 from dpfy.accounting.profiles import Points, Profile
 from dpfy.accounting.rows import drawable, row_of

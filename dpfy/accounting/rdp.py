@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from dpfy.accounting.dominating_pairs import composition
 from dpfy.accounting.leaves import delta_within, leaves, plain_leaves
 from dpfy.accounting.losses import Loss, verified
 from dpfy.accounting.moments import Array
-from dpfy.accounting.pairs import composition
 from dpfy.accounting.rows import row_of
 from dpfy.core import check
 from dpfy.core.errors import Internal, Unsupported, refusal

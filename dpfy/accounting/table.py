@@ -23,7 +23,7 @@ def _rdp() -> Accountant:
 
 
 def _pld() -> Accountant:
-    from dpfy.accounting.reference import PeerPld
+    from dpfy.accounting.dp_accounting_adapter import PeerPld
 
     return PeerPld()
 

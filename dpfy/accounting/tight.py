@@ -6,12 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from dpfy.accounting.gaussian import GaussianCurve
-from dpfy.accounting.leaves import delta_within
-from dpfy.accounting.losses import verified
-from dpfy.accounting.pairs import Composition
-from dpfy.accounting.parallel import every_world, worst
-from dpfy.accounting.pld import (
+from dpfy.accounting.convolution import (
     DOWN,
     TOLERANCE,
     UP,
@@ -26,6 +21,11 @@ from dpfy.accounting.pld import (
     sharpest,
     steepest,
 )
+from dpfy.accounting.dominating_pairs import Composition
+from dpfy.accounting.gaussian import GaussianCurve
+from dpfy.accounting.leaves import delta_within
+from dpfy.accounting.losses import verified
+from dpfy.accounting.parallel import every_world, worst
 from dpfy.core import check
 from dpfy.core.errors import Internal, Unsupported
 from dpfy.core.guarantee import Curve

@@ -1,8 +1,8 @@
 """What a computation did, as data: all that accounting needs and nothing else.
 
 The names and meanings follow dp-accounting's ``DpEvent`` family, the field's common language; ours are frozen, hashable,
-validated at construction and cost no import (`dpfy.accounting.peer` translates both ways). A leaf never sees a count: repetition
-and composition are written once, here.
+validated at construction and cost no import (`accounting/dp_accounting_events.py` translates both ways). A leaf never sees a count:
+repetition and composition are written once, here.
 """
 
 from __future__ import annotations

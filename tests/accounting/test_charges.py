@@ -11,13 +11,13 @@ import pytest
 from scipy.integrate import simpson
 
 from dpfy import accounting
-from dpfy.accounting import lattice, losses, pld, tight
+from dpfy.accounting import convolution, lattice, losses, tight
+from dpfy.accounting.dominating_pairs import composition
 from dpfy.accounting.gaussian_losses import GaussianPair, Side
-from dpfy.accounting.layers import compose_layers
 from dpfy.accounting.losses import Atoms, verified
 from dpfy.accounting.moments import QUADRATURE
+from dpfy.accounting.multiresolution import compose_layers
 from dpfy.accounting.other_losses import LaplacePair, Mixture
-from dpfy.accounting.pairs import composition
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, Internal, InvalidInput
 from dpfy.core.participation import CyclicPoisson
@@ -55,7 +55,7 @@ def test_the_error_of_the_lattice_is_charged(
     event = _train(rate, noise, steps)
     lower, upper = accounting.curve(event).epsilon_lower(delta), accounting.curve(event).epsilon(delta)
     assert lower is not None
-    monkeypatch.setattr(pld, "TAIL", 3e-2)
+    monkeypatch.setattr(convolution, "TAIL", 3e-2)
     coarse = accounting.curve(event)
     assert coarse.epsilon(delta) >= upper
     found = coarse.epsilon_lower(delta)
@@ -77,16 +77,16 @@ def test_a_reading_adds_the_error_to_an_upper_bound_and_takes_it_off_a_lower_one
     weights = np.array([0.25, 0.5, 0.25])
     plain, doubtful = (lattice.Lattice(0.0, 1.0, 0, weights, 0.0, 0.0, error) for error in (0.0, 0.01))
     seen = float(np.sum(weights[1:] * -np.expm1(0.5 - np.array([1.0, 2.0]))))
-    assert pld.Reading(plain, 0.0, 1).delta(0.5) == pytest.approx(seen, rel=1e-12)
-    assert pld.Reading(doubtful, 0.0, 1).delta(0.5) == pytest.approx(seen + 0.01, rel=1e-9)
-    assert pld.Reading(doubtful, 0.0, -1).delta(0.5) == pytest.approx(seen - 0.01, rel=1e-9)
-    assert pld.Reading(plain, 0.003, 1).delta(0.5) == pytest.approx(seen + 0.003, rel=1e-9)
+    assert convolution.Reading(plain, 0.0, 1).delta(0.5) == pytest.approx(seen, rel=1e-12)
+    assert convolution.Reading(doubtful, 0.0, 1).delta(0.5) == pytest.approx(seen + 0.01, rel=1e-9)
+    assert convolution.Reading(doubtful, 0.0, -1).delta(0.5) == pytest.approx(seen - 0.01, rel=1e-9)
+    assert convolution.Reading(plain, 0.003, 1).delta(0.5) == pytest.approx(seen + 0.003, rel=1e-9)
 
 
 @pytest.mark.parametrize("spacing", [0.1, 20.0, 30.0, 400.0, 1e8])
 def test_discounted_masses_are_those_of_the_definition_at_every_spacing(spacing: float) -> None:
     weights = np.random.default_rng(4).dirichlet(np.ones(50))
-    reading = pld.Reading(lattice.Lattice(0.0, spacing, 0, weights, 0.0, 0.0, 0.0), 0.0, 1)
+    reading = convolution.Reading(lattice.Lattice(0.0, spacing, 0, weights, 0.0, 0.0, 0.0), 0.0, 1)
     x = reading.positions
     due = [float(np.sum(reading.mass[k:] * np.exp(x[k] - x[k:]))) for k in range(len(x))]
     assert reading._discounted() == pytest.approx(due, rel=1e-12)
@@ -249,7 +249,7 @@ def _two(epsilon: float) -> tuple[float, float]:
 
 def test_the_error_of_a_moment_counts_as_often_as_the_release() -> None:
     pair = GaussianPair(1.0, ((0.99, 0.0), (0.01, 1.0)), ((1.0, 0.0),))
-    once, often = pair.log_mgf(2.0), pld.Sum(((pair, 10**9),)).log_mgf(2.0)
+    once, often = pair.log_mgf(2.0), convolution.Sum(((pair, 10**9),)).log_mgf(2.0)
     assert once.upper - once.log >= QUADRATURE
     assert often.upper - often.log >= 1e9 * QUADRATURE * 0.999
 

@@ -222,8 +222,8 @@ def test_sampling_what_is_known_by_renyi_divergences() -> None:
 def test_thinning_a_pair_is_right_in_both_directions() -> None:
     """Against the closed form of a subsampled Laplace release, whose profile is exact."""
     from dpfy.accounting import profiles
+    from dpfy.accounting.dominating_pairs import Composition, Release
     from dpfy.accounting.other_losses import LaplacePair
-    from dpfy.accounting.pairs import Composition, Release
     from dpfy.accounting.tight import TightCurve
 
     side = profiles.points(lambda e: np.maximum(0.0, -np.expm1((e - 1.5) / 2)))

@@ -17,7 +17,7 @@ from scipy.special import log_ndtr
 from dpfy.accounting import bins_profile, gaussian, profiles, rdp
 from dpfy.accounting.bins import FAILURE, BinsCurve
 from dpfy.accounting.bins_tilted import Pair
-from dpfy.accounting.pairs import Composition, Release
+from dpfy.accounting.dominating_pairs import Composition, Release
 from dpfy.accounting.profiles import Points, dominating, hockey_stick
 from dpfy.accounting.tight import TightCurve
 from dpfy.core import events as ev

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from table_events import ADD, EVENTS, REPLACE, ZERO, dominated, name_of
 
 from dpfy import accounting
-from dpfy.accounting import peer
+from dpfy.accounting.dp_accounting_events import from_peer, to_peer
 from dpfy.accounting.rows import TABLE, amplified, halved, row_of, unsampled, words
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, Unsupported
@@ -125,10 +125,10 @@ def test_every_row_speaks_every_language_or_says_why_not(event: ev.Event) -> Non
     assert not amplified(unsampled(event))
     assert type(halved(event)) is type(event)
     if all(row_of(node).peer is not None for node in _nodes(event)):
-        assert peer.from_peer(peer.to_peer(event)) == event
+        assert from_peer(to_peer(event)) == event
     else:
         with pytest.raises(Unsupported, match="dp-accounting"):
-            peer.to_peer(event)
+            to_peer(event)
     for adjacency in Adjacency:
         for name in accounting.TABLE:
             reason = accounting.accountant(name).why_not(event, adjacency)

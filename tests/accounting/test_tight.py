@@ -238,11 +238,11 @@ def test_phases_in_any_order_and_split_anyhow() -> None:
 
 
 def test_the_answer_does_not_depend_on_the_tilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpfy.accounting import pld
+    from dpfy.accounting import convolution
 
     values = []
     for slack in (1.0, 6.0):
-        monkeypatch.setattr(pld, "SLACK", slack)
+        monkeypatch.setattr(convolution, "SLACK", slack)
         values.append(_bounds(0.01, 1.0, 10_000, 1e-9))
     (low_a, high_a), (low_b, high_b) = values
     assert max(low_a, low_b) <= min(high_a, high_b)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfy.accounting.lattice import FACTOR, Lattice, Layers, coarsen_down, coarsen_up, compose, contract, spread
-from dpfy.accounting.layers import coarsen_layers, compose_layers, flat
 from dpfy.accounting.losses import Grid, Loss, TooFine, halves_of_points
 from dpfy.accounting.moments import ROUNDING, Array, Moments
+from dpfy.accounting.multiresolution import coarsen_layers, compose_layers, flat
 from dpfy.core.errors import Internal, Unsupported
 
 TOLERANCE = 1.5e-5

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from dpfy.accounting.convolution import log_peak
 from dpfy.accounting.gaussian_losses import GaussianPair
 from dpfy.accounting.lattice import FACTOR, Lattice, Layers, coarsen_down, coarsen_up, contract, spread
-from dpfy.accounting.layers import Coarsen, coarsen_layers, compose_layers, flat
 from dpfy.accounting.losses import Grid
-from dpfy.accounting.pld import log_peak
+from dpfy.accounting.multiresolution import Coarsen, coarsen_layers, compose_layers, flat
 
 ROUNDINGS = [pytest.param(coarsen_up, 1, id="up"), pytest.param(coarsen_down, -1, id="down")]
 

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting import peer
-from dpfy.accounting.reference import PeerPld, PeerRdp
+from dpfy.accounting.dp_accounting_adapter import PeerPld, PeerRdp
+from dpfy.accounting.dp_accounting_events import from_peer, to_peer
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
@@ -28,7 +28,7 @@ def test_the_reference_rdp_composes_without_warnings_and_leaves_the_logger_as_it
 
     event, logger = ev.Repeated(ev.PoissonSampled(0.5, ev.Gaussian(20.0)), 10), logging.getLogger("absl")
     logger.setLevel(logging.WARNING)  # a verification before this test may have asked for less
-    plain = rdp.RdpAccountant().compose(peer.to_peer(event))
+    plain = rdp.RdpAccountant().compose(to_peer(event))
     loud, level = len(caplog.records), logger.level
     curve = PeerRdp().curve(event, Adjacency.ADD_OR_REMOVE_ONE)
     assert loud > 0
@@ -63,7 +63,7 @@ def test_pld_refuses_deltas_it_under_reports_and_counts_it_ignores() -> None:
     ],
 )
 def test_translation_is_lossless(event: ev.Event) -> None:
-    assert peer.from_peer(peer.to_peer(event)) == event
+    assert from_peer(to_peer(event)) == event
 
 
 def test_bad_input_names_field_value_and_rule() -> None:
@@ -76,8 +76,8 @@ def test_bad_input_names_field_value_and_rule() -> None:
 
 
 def test_exact_divergences_are_never_above_the_reference_and_close_below() -> None:
+    from dpfy.accounting.dp_accounting_adapter import PeerRdp
     from dpfy.accounting.rdp import Rdp
-    from dpfy.accounting.reference import PeerRdp
 
     for event in (
         ev.Repeated(STEP, 200),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.accounting import peer
+from dpfy.accounting.dp_accounting_events import from_peer, relation, to_peer
 from dpfy.accounting.leaves import leaves
 from dpfy.accounting.rdp import approximate, to_epsilon
 from dpfy.accounting.rows import halved
@@ -91,14 +91,14 @@ class _Peer:
         if reason := self._refused(event, adjacency):
             return reason
         try:
-            problem = self._new(adjacency)._maybe_compose(peer.to_peer(self._event(event, adjacency)), 1, False)
+            problem = self._new(adjacency)._maybe_compose(to_peer(self._event(event, adjacency)), 1, False)
         except Unsupported as error:
             return str(error)
         except NUMERIC as error:
             return f"this event by the {self.name} accountant of dp-accounting ({error}) is not supported; use --accountant tight"
         if problem is None:
             return None
-        found = type(peer.from_peer(problem.invalid_event)).__name__ if problem.invalid_event is not None else "the event"
+        found = type(from_peer(problem.invalid_event)).__name__ if problem.invalid_event is not None else "the event"
         return f"the {self.name} accountant has no bound for {found} under {adjacency.value}; use --accountant tight or rdp"
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
@@ -109,7 +109,7 @@ class _Peer:
         accountant = self._new(adjacency)
         try:
             with _quiet():
-                accountant.compose(peer.to_peer(self._event(event, adjacency)))
+                accountant.compose(to_peer(self._event(event, adjacency)))
         except NUMERIC as error:
             raise Unsupported(f"this event by dp-accounting ({error})", "use --accountant tight") from None
         return _PeerCurve(accountant, self.least_delta)
@@ -123,7 +123,7 @@ class PeerRdp(_Peer):
     def _new(self, adjacency: Adjacency) -> Any:
         from dp_accounting import rdp
 
-        return rdp.RdpAccountant(neighboring_relation=peer.relation(adjacency))
+        return rdp.RdpAccountant(neighboring_relation=relation(adjacency))
 
     def _event(self, event: Event, adjacency: Adjacency) -> Event:
         return halved(event) if adjacency is Adjacency.REPLACE_ONE else event
@@ -138,7 +138,7 @@ class PeerPld(_Peer):
     def _new(self, adjacency: Adjacency) -> Any:
         from dp_accounting import pld
 
-        return pld.PLDAccountant(neighboring_relation=peer.relation(adjacency))
+        return pld.PLDAccountant(neighboring_relation=relation(adjacency))
 
     def _refused(self, event: Event, adjacency: Adjacency) -> str | None:
         for leaf, count in leaves(event):
