@@ -20,7 +20,7 @@ from dpfy.core.book import rehearsal
 from dpfy.core.events import Gaussian
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise import exact_kernel, exact_proof
+from dpfy.noise import exact_kernel, exact_selftest
 from dpfy.noise.banded import square_root_banded
 from dpfy.noise.blt import Blt
 from dpfy.noise.inverse import inverse_square_root_banded
@@ -98,7 +98,7 @@ def compared(parameters: int, device: str, rounds: int, only: str, scale: float)
 def undecided(parameters: int, device: str) -> float:
     """Which share of the rows of 16 values is decided by numbers of two doubles."""
     total = [torch.zeros(parameters, device=device)]
-    counts = exact_kernel.launch(total, exact_proof.LATTICE, 1.0, exact_proof.KEY, 1.0, total)
+    counts = exact_kernel.launch(total, exact_selftest.LATTICE, 1.0, exact_selftest.KEY, 1.0, total)
     assert counts is not None
     return float(counts.sum()) / (parameters / 16)
 
@@ -106,13 +106,13 @@ def undecided(parameters: int, device: str) -> float:
 def proven(device: str) -> dict[str, float]:
     """Binary logarithms of errors: of single precision over all words there are, of numbers of two doubles; and cells that are wrong."""
     where, chunk = torch.device(device), 1 << 26
-    worst = max(exact_proof.single_error(where, begin, 1, chunk) for begin in range(0, 2**32, chunk))
-    wrong = [exact_proof.disagreements(where, exact_proof.MANY, kind) for kind in (torch.float32, torch.bfloat16)]
-    sure = exact_proof.disagreements(where, exact_proof.FEW, torch.float32, 1.0)
+    worst = max(exact_selftest.single_error(where, begin, 1, chunk) for begin in range(0, 2**32, chunk))
+    wrong = [exact_selftest.disagreements(where, exact_selftest.MANY, kind) for kind in (torch.float32, torch.bfloat16)]
+    sure = exact_selftest.disagreements(where, exact_selftest.FEW, torch.float32, 1.0)
     return {
         "single precision": math.log2(worst),
         "trusted": math.log2(exact_kernel.ERROR),
-        "two doubles": math.log2(exact_proof.long_error(where)),
+        "two doubles": math.log2(exact_selftest.long_error(where)),
         "wrong cells": sum(wrong) + sure,
     }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.participation import Participation
-from dpfy.noise import memory, series
+from dpfy.noise import noise_buffers, series
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State
 from dpfy.noise.toeplitz import Toeplitz
 
@@ -46,7 +46,7 @@ class Banded(Toeplitz, Recurrent):
 
     def init(self, like: Grads) -> State:
         """A ring of bands - 1 past outputs; nothing for one band."""
-        return memory.stack(like, self.bands - 1) if self.bands > 1 else {}
+        return noise_buffers.stack(like, self.bands - 1) if self.bands > 1 else {}
 
     def recurrence(self, step: int) -> Recurrence:
         """The step's draw less c_1 .. c_(p-1) times the last outputs, over c_0."""

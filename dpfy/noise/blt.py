@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.noise import memory
+from dpfy.noise import noise_buffers
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State
 from dpfy.noise.toeplitz import Toeplitz
 
@@ -68,7 +68,7 @@ class Blt(Toeplitz, Recurrent):
 
     def init(self, like: Grads) -> State:
         """Empty buffers."""
-        return memory.stack(like, len(self.theta))
+        return noise_buffers.stack(like, len(self.theta))
 
     def recurrence(self, step: int) -> Recurrence:
         """The step's draw less omega times the buffers; the buffers decay by theta and take up the output."""

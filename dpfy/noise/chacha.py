@@ -73,18 +73,18 @@ def add_(
     pair, which share two words; u = (k + (m + 1/2) / 2^16) / 2^32 for the first word k and the last 16 bits m of the second, which is also
     the angle, so that small u, which make the tail, keep their full precision; a pair has at most radius 8.24. Weights of the past are
     rounded toward zero, that of the step's own draw and the scale up. Noise and rows equal those of the portable
-    :func:`dpfy.noise.memory.noise` for the same draws, up to float32 rounding. The kernel has shown on this device that it does what it
-    says (:mod:`dpfy.noise.proof`). Noise is added in float32, before anything is rounded to another type.
+    :func:`dpfy.noise.noise_buffers.noise` for the same draws, up to float32 rounding. The kernel has shown on this device that it does
+    what it says (:mod:`dpfy.noise.kernel_selftest`). Noise is added in float32, before anything is rounded to another type.
     """
     if not tensors:
         return
     out = tensors if into is None or not writes(into, tensors[0].device) else into
     if tensors[0].is_cuda:
-        from dpfy.noise import proof
+        from dpfy.noise import kernel_selftest
 
         not_recorded()  # before the proof, which cannot be had there
         r = recurrence
-        proof.require(tensors[0].device, bool(r.again), bool(r.weights) and not r.decay, len(r.decay), out[0].dtype)
+        kernel_selftest.require(tensors[0].device, bool(r.again), bool(r.weights) and not r.decay, len(r.decay), out[0].dtype)
     launch(tensors, lattice, keys, divisor, recurrence, past, out)
     if into is not None and out is tensors:
         torch._foreach_copy_(list(into), list(tensors))
@@ -93,10 +93,10 @@ def add_(
 def draw_(tensors: Sequence[Tensor], key: bytes) -> None:
     """Overwrite `tensors` with the draw of `key`: standard Gaussian noise by itself, on no lattice. Never for sums."""
     if tensors and tensors[0].is_cuda:
-        from dpfy.noise import proof
+        from dpfy.noise import kernel_selftest
 
         not_recorded()
-        proof.require_draw(tensors[0].device)
+        kernel_selftest.require_draw(tensors[0].device)
     launch(tensors, None, [key], 1.0, FRESH, None, tensors)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.participation import Participation
-from dpfy.noise import memory
+from dpfy.noise import noise_buffers
 from dpfy.noise.strategy import Draw, Grads, State
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Dense:
 
     def init(self, like: Grads) -> State:
         """Room for the first output; doubles as the run goes on."""
-        return memory.stack(like, 1)
+        return noise_buffers.stack(like, 1)
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """Forward substitution with the past outputs."""
@@ -85,15 +85,15 @@ class Dense:
         row = self.rows[step]
         weights = [-value / row[-1] for value in row[:-1]]
         fresh = draw(step)
-        z = memory.flat(fresh)
-        past = memory.held(state, z, memory.grown(step), step)
-        y = z / memory.rounded(row[-1:], z)[0]
+        z = noise_buffers.flat(fresh)
+        past = noise_buffers.held(state, z, noise_buffers.grown(step), step)
+        y = z / noise_buffers.rounded(row[-1:], z)[0]
         if step:
-            y = memory.plus_weighted(y, past[:step], weights)
+            y = noise_buffers.plus_weighted(y, past[:step], weights)
         if step == len(past):
-            past = memory.doubled(past)
+            past = noise_buffers.doubled(past)
         past[step].copy_(y)
-        return memory.split(y, fresh), {memory.PAST: past}
+        return noise_buffers.split(y, fresh), {noise_buffers.PAST: past}
 
 
 def dense(matrix: Sequence[Sequence[float]] | NDArray[np.float64]) -> Dense:

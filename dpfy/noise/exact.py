@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.random import Randomness
-from dpfy.noise import chacha, gaussian, memory, real
+from dpfy.noise import chacha, gaussian, noise_buffers, real
 from dpfy.noise.gaussian import Scratch
 from dpfy.noise.lattice import Lattice, pieces
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
@@ -243,7 +243,7 @@ class _Past:
 
     def __init__(self, recurrence: Recurrence, state: State, like: Grads, step: int, on: Lattice) -> None:
         self.recurrence, self.unit = recurrence, on.noise * recurrence.gain
-        self.rows = memory.held_beside(state, wide(like), len(recurrence.weights), step)
+        self.rows = noise_buffers.held_beside(state, wide(like), len(recurrence.weights), step)
         self.weights = torch.tensor(recurrence.weights, dtype=torch.float64)
         self.decay = torch.tensor(recurrence.decay, dtype=torch.float64)[:, None]
         self.step, self.before = on.step, held("past", 0)

@@ -46,16 +46,16 @@ def add_(
 
     Guarantees: those of :func:`dpfy.noise.exact.lay_`, for draws from the keystream of :mod:`dpfy.noise.chacha`: u = (a + V) / 2^32, and an
     angle of a quarter of the circle and a rest, for the two words of a pair and 64 further digits of each. The kernel has shown on this
-    device that it does what it says (:mod:`dpfy.noise.exact_proof`).
+    device that it does what it says (:mod:`dpfy.noise.exact_selftest`).
     """
     if not tensors:
         return
     out = tensors if into is None or not chacha.writes(into, tensors[0].device) else into
     if tensors[0].is_cuda:
-        from dpfy.noise import exact_proof
+        from dpfy.noise import exact_selftest
 
         chacha.not_recorded()
-        exact_proof.require(tensors[0].device, out[0].dtype)
+        exact_selftest.require(tensors[0].device, out[0].dtype)
     launch(tensors, lattice, gain, key, divisor, out)
     if into is not None and out is tensors:
         torch._foreach_copy_(list(into), list(tensors))

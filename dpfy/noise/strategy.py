@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.participation import Participation, Poisson, WithoutReplacement
-from dpfy.noise import memory
+from dpfy.noise import noise_buffers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +84,7 @@ class Recurrent(ABC):
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """The noise of `step` at unit scale, by the portable route; the state is changed in place."""
-        return memory.noise(self.recurrence(step), step, draw, state), state
+        return noise_buffers.noise(self.recurrence(step), step, draw, state), state
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded, Private
-from dpfy.noise import exact, gaussian, memory, terms
+from dpfy.noise import exact, gaussian, noise_buffers, terms
 from dpfy.noise.lattice import Lattice, with_rounding
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
 
@@ -134,7 +134,7 @@ class NoiseStream:
         many = list(sums.values())
         if not chacha.usable(many):
             return False
-        past = memory.held_beside(state, sums, len(recurrence.weights), step) if recurrence.weights else None
+        past = noise_buffers.held_beside(state, sums, len(recurrence.weights), step) if recurrence.weights else None
         if past is not None and not past.is_contiguous():
             return False
         keys = [self.randomness.key(self.name, step - back, chacha.KEY_BYTES) for back in range(1 + len(recurrence.again))]

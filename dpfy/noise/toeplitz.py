@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfy.core.participation import Participation
-from dpfy.noise import memory, series
+from dpfy.noise import noise_buffers, series
 from dpfy.noise.strategy import Draw, Grads, State
 
 if TYPE_CHECKING:
@@ -67,16 +67,16 @@ class SquareRoot(Toeplitz):
 
     def init(self, like: Grads) -> State:
         """Room for the first draw; doubles as the run goes on."""
-        return memory.stack(like, 1)
+        return noise_buffers.stack(like, 1)
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
         """The step's own draw, less a little of each earlier one."""
         fresh = draw(step)
-        z = memory.flat(fresh)
-        past = memory.held(state, z, memory.grown(step), step)
+        z = noise_buffers.flat(fresh)
+        past = noise_buffers.held(state, z, noise_buffers.grown(step), step)
         weights = [float(d) for d in self.noising(step + 1)[:0:-1]]
-        noise = memory.plus_weighted(z, past[:step], weights) if step else z
+        noise = noise_buffers.plus_weighted(z, past[:step], weights) if step else z
         if step == len(past):
-            past = memory.doubled(past)
+            past = noise_buffers.doubled(past)
         past[step].copy_(z)
-        return memory.split(noise, fresh), {memory.PAST: past}
+        return noise_buffers.split(noise, fresh), {noise_buffers.PAST: past}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dpfy.core import check
 from dpfy.core import participation as patterns
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.noise import memory
+from dpfy.noise import noise_buffers
 from dpfy.noise.strategy import Draw, Grads, State
 
 if TYPE_CHECKING:
@@ -93,15 +93,15 @@ class Tree:
 
     def squared_sensitivity(self, participation: patterns.Participation, steps: int) -> float:
         """The largest sum over nodes of (participations in the node)^2: a whole number, 225 for the study's 120 steps x 10 epochs."""
-        from dpfy.noise import nodes
+        from dpfy.noise import tree_sensitivity
 
         trees = self._trees(steps)
         if isinstance(participation, patterns.SinglePass):
-            return float(nodes.fixed_order(trees, steps, 1, steps))
+            return float(tree_sensitivity.fixed_order(trees, steps, 1, steps))
         if isinstance(participation, patterns.FixedOrder):
-            return float(nodes.fixed_order(trees, participation.steps_per_epoch, participation.epochs, steps))
+            return float(tree_sensitivity.fixed_order(trees, participation.steps_per_epoch, participation.epochs, steps))
         if isinstance(participation, patterns.Reshuffled):
-            return float(nodes.reshuffled(trees, participation.steps_per_epoch, participation.epochs, steps))
+            return float(tree_sensitivity.reshuffled(trees, participation.steps_per_epoch, participation.epochs, steps))
         raise Unsupported(
             f"tree noise with {type(participation).__name__} participation",
             "use a single pass, a fixed order or reshuffled epochs",
@@ -252,7 +252,7 @@ def _live(state: State, count: int, step: int) -> dict[int, Grads]:
         level, _, name = key.partition(".")
         live.setdefault(int(level) if level.isdecimal() else -1, {})[name] = value
     if sorted(live) != (wanted := [level for level in range(count.bit_length()) if count >> level & 1]):
-        raise memory.no_past(step, f"nodes of the levels {sorted(live)} where it must hold {wanted}")
+        raise noise_buffers.no_past(step, f"nodes of the levels {sorted(live)} where it must hold {wanted}")
     return dict(sorted(live.items()))  # always in the same order, so that sums are made in the same order
 
 
@@ -261,7 +261,7 @@ def _match(live: dict[int, Grads], like: Grads, step: int) -> None:
     wanted = {name: (t.shape, t.dtype, t.device) for name, t in like.items()}
     for level, node in live.items():
         if {name: (t.shape, t.dtype, t.device) for name, t in node.items()} != wanted:
-            raise memory.no_past(step, f"a node of level {level} with other parameters than this step's {list(like)}")
+            raise noise_buffers.no_past(step, f"a node of level {level} with other parameters than this step's {list(like)}")
 
 
 def _minus(estimate: Grads, replaced: dict[int, Grads]) -> Grads:

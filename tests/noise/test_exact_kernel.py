@@ -11,7 +11,7 @@ import torch
 from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise import chacha, exact_kernel, exact_proof
+from dpfy.noise import chacha, exact_kernel, exact_selftest
 from dpfy.noise.banded import Banded
 from dpfy.noise.lattice import Lattice
 from dpfy.noise.strategy import Identity
@@ -26,17 +26,17 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 
 
 def test_numbers_of_two_doubles_have_a_hundred_bits():
-    assert exact_proof.long_error(DEVICE) < 2.0**-98
+    assert exact_selftest.long_error(DEVICE) < 2.0**-98
 
 
 def test_single_precision_is_as_near_as_is_said():
     """Over words at even distances and at both ends; `benchmarks/exact_training.py --prove` takes them all.
 
-    Half of what is trusted, as `exact_proof.require` asks: over all 2^32 words an H200 is off by 2^-18.99, and 2^-17 is trusted.
+    Half of what is trusted, as `exact_selftest.require` asks: over all 2^32 words an H200 is off by 2^-18.99, and 2^-17 is trusted.
     """
-    count = exact_proof.WORDS if CUDA else 1 << 14
+    count = exact_selftest.WORDS if CUDA else 1 << 14
     for begin, stride in [(977, 2**32 // count), (0, 1), (2**32 - count, 1), (2**29 - count // 2, 1)]:
-        assert exact_proof.single_error(DEVICE, begin, stride, count) < exact_kernel.ERROR / 2
+        assert exact_selftest.single_error(DEVICE, begin, stride, count) < exact_kernel.ERROR / 2
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
@@ -44,7 +44,7 @@ def test_single_precision_is_as_near_as_is_said():
     ("sizes", "error"), [((5, 70, 0, 3), 1.0), ((7, 290), exact_kernel.ERROR), ((1, 4100), exact_kernel.ERROR)]
 )
 def test_cells_are_those_of_real_numbers(sizes, error, kind):
-    assert exact_proof.disagreements(DEVICE, sizes, kind, error) == 0
+    assert exact_selftest.disagreements(DEVICE, sizes, kind, error) == 0
 
 
 def test_a_kernel_that_is_off_is_found(monkeypatch):
@@ -58,7 +58,7 @@ def test_a_kernel_that_is_off_is_found(monkeypatch):
         monkeypatch.setattr(
             exact_kernel, "launch", lambda t, on, gain, *rest, change=changed: honest(t, *change(on, gain), *rest)
         )
-        assert exact_proof.disagreements(DEVICE, (7, 290), torch.float32) > 0
+        assert exact_selftest.disagreements(DEVICE, (7, 290), torch.float32) > 0
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
@@ -74,7 +74,7 @@ def test_a_stream_releases_them():
     on = stream._lattice(sums, 1.0, torch.float32, 2)
     out = stream.release(Bounded(sums, Bound(l2=1.0)), 2, {}, rehearsal(stream.event, 9))[0].value
     flat = [t.contiguous().flatten().cpu().numpy() for t in sums.values()]
-    cells = exact_proof.cells(flat, on, 1.0, stream.randomness.key("noise", 2, chacha.KEY_BYTES))
+    cells = exact_selftest.cells(flat, on, 1.0, stream.randomness.key("noise", 2, chacha.KEY_BYTES))
     found = np.concatenate([t.contiguous().flatten().cpu().numpy() for t in out.values()])
     assert np.array_equal(found, ((cells.astype(np.float32) + 0.5) * on.step / 64.0).astype(np.float32))
     into = {n: torch.empty_like(t, dtype=torch.bfloat16) for n, t in sums.items()}

@@ -133,10 +133,10 @@ def plus_weighted(noise: Tensor, past: Tensor, weights: Sequence[float], keep: i
 
     values = rounded(weights, noise)
     if noise.is_cuda:
-        from dpfy.noise import kernels
+        from dpfy.noise import history_kernels
 
-        if kernels.usable(noise, past):
-            return kernels.plus_weighted(noise, past, values, keep)
+        if history_kernels.usable(noise, past):
+            return history_kernels.plus_weighted(noise, past, values, keep)
     vector = torch.tensor(values, dtype=noise.dtype, device=noise.device)
     total = torch.addmv(noise, past.t(), vector)
     if keep is not None:

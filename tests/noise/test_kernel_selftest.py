@@ -13,7 +13,7 @@ import torch
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.random import Randomness
-from dpfy.noise import chacha, gaussian, memory, proof
+from dpfy.noise import chacha, gaussian, kernel_selftest, noise_buffers
 from dpfy.noise.lattice import Lattice, lay_
 from dpfy.noise.strategy import Recurrence
 
@@ -30,13 +30,13 @@ FORMS = [(False, False, 0), (True, False, 0), (False, True, 0), (False, False, 1
 def test_the_arithmetic_is_that_of_rfc_8439(monkeypatch: pytest.MonkeyPatch) -> None:
     """Appendix A.1, vectors 1 and 2: twenty rounds, a key and a nonce of zeros, counters 0 and 1."""
     monkeypatch.setattr(chacha, "ROUNDS", 20)
-    found = proof.words_of(np.arange(2, dtype=np.uint64), bytes(32))
+    found = kernel_selftest.words_of(np.arange(2, dtype=np.uint64), bytes(32))
     assert found[:4, 0].tolist() == [0xADE0B876, 0x903DF1A0, 0xE56A5D40, 0x28BD8653]
     assert found[:4, 1].tolist() == [0xBEE7079F, 0x7A385155, 0x7C97BA98, 0x0D082D73]
 
 
 def test_values_are_standard_normal() -> None:
-    values = proof._pairs(proof.words_of(np.arange(40_000, dtype=np.uint64), bytes(32))).reshape(-1)
+    values = kernel_selftest._pairs(kernel_selftest.words_of(np.arange(40_000, dtype=np.uint64), bytes(32))).reshape(-1)
     assert abs(values.mean()) < 5 / len(values) ** 0.5
     assert abs(values.var() - 1) < 5 * (2 / len(values)) ** 0.5
     assert abs((values**4).mean() - 3) < 5 * (96 / len(values)) ** 0.5
@@ -62,14 +62,14 @@ def portable(
         out: list[torch.Tensor],
     ) -> None:
         like = {str(i): t for i, t in enumerate(tensors)}
-        state = {} if past is None else {memory.PAST: past}
+        state = {} if past is None else {noise_buffers.PAST: past}
 
         def draw(step: int) -> dict[str, torch.Tensor]:
-            flat = change(torch.from_numpy(proof._values(keys[-step])).float())
-            return memory.split(flat, like)
+            flat = change(torch.from_numpy(kernel_selftest._values(keys[-step])).float())
+            return noise_buffers.split(flat, like)
 
-        noise = memory.noise(r, 0, draw, state)
-        steps = memory.flat(noise) * lattice.noise
+        noise = noise_buffers.noise(r, 0, draw, state)
+        steps = noise_buffers.flat(noise) * lattice.noise
         laid(tensors, [steps], lattice, divisor)
         for end, t in zip(out, tensors, strict=True):
             end.copy_(rounded(t, end.dtype))
@@ -81,23 +81,23 @@ def portable(
 def test_the_portable_route_passes_and_small_mistakes_do_not(
     form: tuple[bool, bool, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recurrence, cpu = proof._example(*form), torch.device("cpu")
+    recurrence, cpu = kernel_selftest._example(*form), torch.device("cpu")
     monkeypatch.setattr(chacha, "launch", portable())
-    assert proof.disagreement(cpu, recurrence) < proof.TOLERANCE
+    assert kernel_selftest.disagreement(cpu, recurrence) < kernel_selftest.TOLERANCE
     spoils: list[Callable[[torch.Tensor], torch.Tensor]] = [
         lambda t: t * 0.9999,
         lambda t: t.roll(1),
         lambda t: torch.where(torch.arange(len(t)) == 4100, torch.zeros(()), t),
         lambda t: torch.where(torch.arange(len(t)) == 7, torch.tensor(float("nan")), t),
     ]
-    assert proof.off_lattice(cpu, recurrence) < proof.TOLERANCE
+    assert kernel_selftest.off_lattice(cpu, recurrence) < kernel_selftest.TOLERANCE
     for spoil in spoils:
         monkeypatch.setattr(chacha, "launch", portable(spoil))
-        assert proof.disagreement(cpu, recurrence) > proof.TOLERANCE
-    proof.require.cache_clear()
+        assert kernel_selftest.disagreement(cpu, recurrence) > kernel_selftest.TOLERANCE
+    kernel_selftest.require.cache_clear()
     with pytest.raises(Unsupported, match="the noise kernel on cpu"):
-        proof.require(cpu, *form)
-    proof.require.cache_clear()
+        kernel_selftest.require(cpu, *form)
+    kernel_selftest.require.cache_clear()
 
 
 def continuous(tensors: list[torch.Tensor], noise: list[torch.Tensor], lattice: Lattice, divisor: float) -> None:
@@ -123,10 +123,10 @@ def test_a_kernel_that_does_not_use_the_lattice_as_it_should_is_not_trusted(
 ) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(chacha, "launch", portable(laid=laid))
-    proof.require.cache_clear()
+    kernel_selftest.require.cache_clear()
     with pytest.raises(Unsupported, match="the noise kernel on cpu"):
-        proof.require(cpu, *FORMS[0])
-    proof.require.cache_clear()
+        kernel_selftest.require(cpu, *FORMS[0])
+    kernel_selftest.require.cache_clear()
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
@@ -134,9 +134,9 @@ def test_a_kernel_that_does_not_use_the_lattice_as_it_should_is_not_trusted(
 def test_results_of_a_narrow_type_are_the_nearest_or_do_not_pass(
     form: tuple[bool, bool, int], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recurrence, cpu = proof._example(*form), torch.device("cpu")
+    recurrence, cpu = kernel_selftest._example(*form), torch.device("cpu")
     monkeypatch.setattr(chacha, "launch", portable())
-    assert proof.disagreement(cpu, recurrence, kind) < proof.TOLERANCE
+    assert kernel_selftest.disagreement(cpu, recurrence, kind) < kernel_selftest.TOLERANCE
 
     def down(t: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
         """Rounded toward zero, as a conversion that cuts digits off does."""
@@ -145,18 +145,18 @@ def test_results_of_a_narrow_type_are_the_nearest_or_do_not_pass(
 
     for spoilt in (portable(lambda t: t * 0.99), portable(lambda t: t.roll(1)), portable(rounded=down)):
         monkeypatch.setattr(chacha, "launch", spoilt)
-        assert proof.disagreement(cpu, recurrence, kind) > proof.TOLERANCE
+        assert kernel_selftest.disagreement(cpu, recurrence, kind) > kernel_selftest.TOLERANCE
 
 
 def test_a_narrow_form_is_not_trusted_where_the_wide_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake that rounding to bfloat16 hides."""
     cpu, form = torch.device("cpu"), FORMS[0]
     monkeypatch.setattr(chacha, "launch", portable(lambda t: t * 0.9999))
-    assert proof.disagreement(cpu, proof._example(*form), torch.bfloat16) < proof.TOLERANCE
-    proof.require.cache_clear()
+    assert kernel_selftest.disagreement(cpu, kernel_selftest._example(*form), torch.bfloat16) < kernel_selftest.TOLERANCE
+    kernel_selftest.require.cache_clear()
     with pytest.raises(Unsupported, match="the noise kernel on cpu"):
-        proof.require(cpu, *form, torch.bfloat16)
-    proof.require.cache_clear()
+        kernel_selftest.require(cpu, *form, torch.bfloat16)
+    kernel_selftest.require.cache_clear()
 
 
 def test_draws_are_not_trusted_without_proof_either(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,40 +164,44 @@ def test_draws_are_not_trusted_without_proof_either(monkeypatch: pytest.MonkeyPa
     for change, trusted in ((lambda t: t, True), (lambda t: t * 0.9999, False), (lambda t: t.roll(1), False)):
 
         def launch(tensors: list[torch.Tensor], lattice: None, keys: list[bytes], *rest: object, change=change) -> None:
-            for t, z in zip(tensors, change(torch.from_numpy(proof._values(keys[0]))).split(list(proof.SIZES)), strict=True):
+            for t, z in zip(
+                tensors,
+                change(torch.from_numpy(kernel_selftest._values(keys[0]))).split(list(kernel_selftest.SIZES)),
+                strict=True,
+            ):
                 t.copy_(z)
 
         monkeypatch.setattr(chacha, "launch", launch)
-        proof.require_draw.cache_clear()
+        kernel_selftest.require_draw.cache_clear()
         with nullcontext() if trusted else pytest.raises(Unsupported, match="the noise kernel on cpu"):
-            proof.require_draw(cpu)
-    proof.require_draw.cache_clear()
+            kernel_selftest.require_draw(cpu)
+    kernel_selftest.require_draw.cache_clear()
 
 
 @needs_kernel
 def test_the_kernel_draws() -> None:
-    proof.require_draw(DEVICE)
+    kernel_selftest.require_draw(DEVICE)
 
 
 @needs_kernel
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=needs_gpu)], ids=str)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_the_kernel_passes(form: tuple[bool, bool, int], kind: torch.dtype) -> None:
-    assert proof.disagreement(DEVICE, proof._example(*form), kind) < proof.TOLERANCE
-    assert proof.off_lattice(DEVICE, proof._example(*form), kind) < proof.TOLERANCE
-    proof.require(DEVICE, *form, kind)
+    assert kernel_selftest.disagreement(DEVICE, kernel_selftest._example(*form), kind) < kernel_selftest.TOLERANCE
+    assert kernel_selftest.off_lattice(DEVICE, kernel_selftest._example(*form), kind) < kernel_selftest.TOLERANCE
+    kernel_selftest.require(DEVICE, *form, kind)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_no_release_without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    proof.require.cache_clear()
-    monkeypatch.setattr(proof, "TOLERANCE", -1.0)
+    kernel_selftest.require.cache_clear()
+    monkeypatch.setattr(kernel_selftest, "TOLERANCE", -1.0)
     sums = {"w": torch.zeros(10, device="cuda")}
     with pytest.raises(Unsupported, match="the noise kernel"):
         gaussian.add_(sums, Lattice.of(1.0, torch.float32, 0.0), Randomness.for_tests(0), "noise", 0)
     assert not sums["w"].any()
-    proof.require.cache_clear()
+    kernel_selftest.require.cache_clear()
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -205,7 +209,7 @@ def test_no_release_without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rounding_to_a_narrow_type_is_no_disagreement(monkeypatch, kind, moved, good):
     """Values on the right points, rounded once more, are right, also where that rounding is longer than a step; others are not."""
     exact = np.random.default_rng(3).normal(0, 40, 4000)
-    weight = proof.COARSE.step / proof.DIVISOR
+    weight = kernel_selftest.COARSE.step / kernel_selftest.DIVISOR
     out = torch.from_numpy((np.floor(exact) + 0.5 + moved) * weight).to(kind)
-    monkeypatch.setattr(proof, "_tried", lambda *arguments: (out, exact, None, exact))
-    assert (proof.off_lattice(torch.device("cpu"), None, kind) <= proof.TOLERANCE) is good
+    monkeypatch.setattr(kernel_selftest, "_tried", lambda *arguments: (out, exact, None, exact))
+    assert (kernel_selftest.off_lattice(torch.device("cpu"), None, kind) <= kernel_selftest.TOLERANCE) is good

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpfy.core.errors import Unsupported
-from dpfy.noise import chacha, exact_kernel, proof, real
+from dpfy.noise import chacha, exact_kernel, kernel_selftest, real
 from dpfy.noise.lattice import Lattice
 
 FEW, MANY = (5, 290, 0, 3), (7, chacha.TILE + 13)
@@ -59,7 +59,7 @@ def cells(sums: Sequence[NDArray[np.float32]], lattice: Lattice, gain: float, ke
     for values in sums:
         tiles = -(-len(values) // chacha.TILE)
         blocks = np.arange(tile * chacha.LANES, (tile + tiles) * chacha.LANES, dtype=np.uint64)
-        words = np.stack([proof.words_of(blocks, key, nonce) for nonce in range(3)])  # [nonce, word, block]
+        words = np.stack([kernel_selftest.words_of(blocks, key, nonce) for nonce in range(3)])  # [nonce, word, block]
         made.append(np.array([_cell(float(x), words, i, lattice, gain) for i, x in enumerate(values)]))
         tile += tiles
     return np.concatenate(made)
