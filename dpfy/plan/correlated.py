@@ -10,7 +10,7 @@ from dpfy.noise.strategy import Strategy
 from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import FLOAT, Recipe, step_count, steps_per_epoch
 from dpfy.sampling.sampler import Sampler
-from dpfy.sampling.slots import CyclicPoissonSampler, FixedOrderSampler
+from dpfy.sampling.scheduled import CyclicPoissonSampler, FixedOrderSampler
 
 MOST_STEPS = 100_000
 """A strategy for more steps would take too long to optimise, and its noise too much memory."""

@@ -34,21 +34,23 @@ class Sampler(Protocol):
         """Indices of the records that take part in `step`; may be empty."""
 
 
-def physical(indices: NDArray[np.int64], most: int, *, grain: int = 1) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+def physical(
+    indices: NDArray[np.int64], most: int, *, row_multiple: int = 1
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Split a logical batch into pieces of at most `most` records, each with a mask of the rows that count.
 
-    The rows of a piece are filled up to a multiple of `grain`, or to `most`: work that was prepared for a shape then serves again, and
-    with a grain of `most` there is one shape only. Added rows repeat record 0 and are masked out, so they contribute exactly zero. An
+    The rows of a piece are filled up to a multiple of `row_multiple`, or to `most`: work prepared for a shape then serves again, and
+    with a multiple of `most` there is one shape only. Added rows repeat record 0 and are masked out, so they contribute exactly zero. An
     empty logical batch has no pieces: the step still happens, noise alone.
     """
     import numpy as np
 
     check.integer("max_physical_batch", most)
-    check.integer("grain", grain)
+    check.integer("row_multiple", row_multiple)
     for start in range(0, len(indices), most):
         piece = indices[start : start + most]
         mask = np.ones(len(piece), dtype=bool)
-        missing = min(most, -grain * (-len(piece) // grain)) - len(piece)
+        missing = min(most, -row_multiple * (-len(piece) // row_multiple)) - len(piece)
         if missing:
             piece = np.concatenate([piece, np.zeros(missing, dtype=piece.dtype)])
             mask = np.concatenate([mask, np.zeros(missing, dtype=bool)])

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dpfy.sampling.fixed_size import WithoutReplacementSampler
 from dpfy.sampling.poisson import PoissonSampler
-from dpfy.sampling.slots import BallsInBinsSampler, CyclicPoissonSampler, FixedOrderSampler, ReshuffledSampler, SeparatedSampler
+from dpfy.sampling.scheduled import (
+    BallsInBinsSampler,
+    CyclicPoissonSampler,
+    FixedOrderSampler,
+    ReshuffledSampler,
+    SeparatedSampler,
+)
 
 SAMPLERS: dict[str, type] = {
     "poisson": PoissonSampler,

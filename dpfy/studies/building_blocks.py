@@ -26,7 +26,7 @@ from dpfy.models.config import ModelConfig
 from dpfy.models.features import features
 from dpfy.noise import error, optimise_dense
 from dpfy.plan.recipe import Recipe
-from dpfy.sampling.slots import FixedOrderSampler
+from dpfy.sampling.scheduled import FixedOrderSampler
 from dpfy.studies import trials
 from dpfy.studies.building_blocks_page import page
 from dpfy.studies.study import Cell, Options, Study

@@ -20,7 +20,7 @@ from dpfy.models.build import build
 from dpfy.models.config import ModelConfig
 from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import Recipe
-from dpfy.sampling.slots import FixedOrderSampler, ReshuffledSampler
+from dpfy.sampling.scheduled import FixedOrderSampler, ReshuffledSampler
 from dpfy.studies import dpsgd_dpftrl_future as future
 from dpfy.studies import images as recipe_of_ours
 from dpfy.studies import trials

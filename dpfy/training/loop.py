@@ -231,20 +231,20 @@ class PrivateTraining:
             show(self.steps_done)
 
     def _remaining(self) -> Iterator[tuple[Tensor, ...]]:
-        recipe, grain, watch = self.plan.recipe, self.row_multiple, self._require_sound()
+        recipe, multiple, watch = self.plan.recipe, self.row_multiple, self._require_sound()
         self._asked = mine = object()
         while self.steps_done < recipe.steps:
             self._require_live()
             step, self._state = self.steps_done, replace(self._state, random=state.generators(self.device))
             rng = self.folder.randomness.generator("sampling", recipe.sampler.address(step))
             indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
-            pieces = watch.pieces(step, indices, self.physical_batch, grain)
+            pieces = watch.pieces(step, indices, self.physical_batch, multiple)
             self._pieces = LogicalBatch(len(pieces))
             if not pieces:
                 self._update(Bounded(zeros(self._guard.trainable, self.clip), self.clip.bound, recipe.unit))
             for place, (piece, mask) in enumerate(pieces):
                 batch = self.records.take(torch.from_numpy(piece).to(self.device))
-                needed = grain > 1 or not mask.all()
+                needed = multiple > 1 or not mask.all()
                 self._pieces.expect(torch.from_numpy(mask).to(self.device) if needed else None, len(piece))
                 watch.begin(step, batch, first=place == 0)
                 yield batch

@@ -30,7 +30,7 @@ def rows_at_once(
         most = max(1, largest_batch(model, records.flat, device) // records.rows_each)
         if held is not None:
             return held
-    return min(most, snug(expected)) if runtime.graph else most
+    return min(most, padded_size(expected)) if runtime.graph else most
 
 
 def largest_batch(model: nn.Module, records: Sequence[Tensor], device: torch.device) -> int:
@@ -45,7 +45,7 @@ def largest_batch(model: nn.Module, records: Sequence[Tensor], device: torch.dev
     return 1 << (max(1, int(min(fits, MOST))).bit_length() - 1)
 
 
-def snug(expected: float) -> int:
+def padded_size(expected: float) -> int:
     """Rows for a random batch of `expected` records on average: four standard deviations more, a multiple of eight."""
     return -8 * (-math.ceil(expected + 4 * math.sqrt(expected)) // 8)
 

@@ -143,21 +143,21 @@ class Watch:
         return Kind.RECORD if self._done < 2 or step + 1 in self._due else Kind.NOTHING
 
     def pieces(
-        self, step: int, indices: NDArray[np.int64], most: int, grain: int
+        self, step: int, indices: NDArray[np.int64], most: int, row_multiple: int
     ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
         """The physical batches of a step. One that is due for a check begins with few records, but with two rows at least.
 
         Guarantees: a function of the run's secret and the arguments alone, so that a resumed run cuts as before.
         """
-        if step not in self._due or grain >= most > 1:
-            return list(physical(indices, most, grain=grain))
+        if step not in self._due or row_multiple >= most > 1:
+            return list(physical(indices, most, row_multiple=row_multiple))
         self._pending = self._pending or not len(indices)
-        few = grain * -(-(ROWS if self._parts == PARTS else SHORT_ROWS) // grain)
+        few = row_multiple * -(-(ROWS if self._parts == PARTS else SHORT_ROWS) // row_multiple)
         first = max(2, min(few if len(indices) > 2 * few else len(indices), most))
-        least = max(2, grain) if len(indices[:first]) == 1 else grain
+        least = max(2, row_multiple) if len(indices[:first]) == 1 else row_multiple
         return [
-            *physical(indices[:first], max(2, most), grain=least),
-            *physical(indices[first:], most, grain=grain),
+            *physical(indices[:first], max(2, most), row_multiple=least),
+            *physical(indices[first:], most, row_multiple=row_multiple),
         ]
 
     def begin(self, step: int, batch: tuple[Tensor, ...], first: bool) -> None:

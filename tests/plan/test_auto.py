@@ -22,7 +22,7 @@ from dpfy.plan import pairs
 from dpfy.plan.auto import MECHANISMS, Setting, Target, auto, compare, recipe_for
 from dpfy.plan.correlated import bandmf, blt, dpftrl, fixed_order, with_strategy
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.sampling.slots import BallsInBinsSampler, ReshuffledSampler, SeparatedSampler
+from dpfy.sampling.scheduled import BallsInBinsSampler, ReshuffledSampler, SeparatedSampler
 
 # (records, batch, steps), epsilon, delta -> verified rmse of mean-gradient prefix sums at clip 1
 TABLES = [

@@ -16,7 +16,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.banded import Banded
 from dpfy.plan.recipe import Recipe, default_delta
-from dpfy.sampling.slots import FixedOrderSampler
+from dpfy.sampling.scheduled import FixedOrderSampler
 
 
 def recipe(**changes):

@@ -84,10 +84,10 @@ def test_bad_rates(rate):
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 5, 9, 12])
-@pytest.mark.parametrize("grain", [1, 2, 3, 4])
-def test_physical_batches_cover_the_logical_one(size, grain):
+@pytest.mark.parametrize("row_multiple", [1, 2, 3, 4])
+def test_physical_batches_cover_the_logical_one(size, row_multiple):
     indices = np.arange(100, 100 + size)
-    pieces = list(physical(indices, 4, grain=grain))
+    pieces = list(physical(indices, 4, row_multiple=row_multiple))
     assert np.concatenate([p[m] for p, m in pieces] or [indices]).tolist() == indices.tolist()
-    assert all(len(p) == 4 or (len(p) % grain == 0 and len(p) - m.sum() < grain) for p, m in pieces)
+    assert all(len(p) == 4 or (len(p) % row_multiple == 0 and len(p) - m.sum() < row_multiple) for p, m in pieces)
     assert all(len(p) <= 4 for p, _ in pieces)

@@ -19,7 +19,7 @@ from dpfy.gradients.clip import FlatClip, QuantileClip
 from dpfy.noise.banded import Banded
 from dpfy.plan.recipe import Recipe
 from dpfy.sampling.poisson import PoissonSampler
-from dpfy.sampling.slots import SeparatedSampler
+from dpfy.sampling.scheduled import SeparatedSampler
 
 RECORDS, STEPS, STOP = 60, 6, 3
 RECIPES = {

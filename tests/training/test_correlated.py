@@ -16,7 +16,7 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.noise.banded import square_root_banded
 from dpfy.plan.auto import MECHANISMS, Setting, Target, recipe_for
 from dpfy.plan.recipe import Recipe
-from dpfy.sampling.slots import BallsInBinsSampler, SeparatedSampler
+from dpfy.sampling.scheduled import BallsInBinsSampler, SeparatedSampler
 from dpfy.training import loop
 from dpfy.training.ftrl import Ftrl
 

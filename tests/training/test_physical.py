@@ -9,13 +9,13 @@ import torch
 from dpfy.gradients.cuda_graphs.recorded import bucket_size
 from dpfy.gradients.engines.select import ENGINES
 from dpfy.sampling.sampler import physical
-from dpfy.training.physical import snug
+from dpfy.training.physical import padded_size
 
 
 @pytest.mark.parametrize("expected", [32, 100, 256, 1000, 4096, 20_000])
 def test_random_batches_fall_into_few_shapes(expected: int) -> None:
     sizes = np.random.default_rng(0).poisson(expected, 2000)
-    rows = [len(piece) for size in sizes for piece, _ in physical(np.arange(size), 10**6, grain=bucket_size(expected))]
+    rows = [len(piece) for size in sizes for piece, _ in physical(np.arange(size), 10**6, row_multiple=bucket_size(expected))]
     share = np.unique(rows, return_counts=True)[1] / len(rows)
     assert sum(sorted(share)[-5:]) > 0.8
     assert np.mean(rows) < 1.04 * expected + 8
@@ -24,7 +24,7 @@ def test_random_batches_fall_into_few_shapes(expected: int) -> None:
 def test_a_few_expected_records_are_not_filled_up() -> None:
     assert [bucket_size(n) for n in (0.5, 1, 7)] == [1, 1, 1]
     assert bucket_size(8) == 8
-    assert snug(100) == 144
+    assert padded_size(100) == 144
 
 
 def test_only_an_engine_that_records_asks_for_multiples_and_only_on_a_gpu() -> None:

@@ -23,7 +23,7 @@ from dpfy.core.events import Gaussian, Repeated
 from dpfy.gradients.clip import AutomaticClip, Clip, FlatClip, GroupClip, PerLayerClip, PsacClip, QuantileClip
 from dpfy.noise.banded import Banded
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.sampling import slots
+from dpfy.sampling import scheduled
 
 DELTA, NOISE = 1e-4, 2.0
 PAGES = ("plain", "audited")
@@ -117,8 +117,8 @@ def by_python() -> None:
         fitted(f"clip-{name}", plan(clip))
     many = len(digits()[0])
     samplers = {
-        "fixed-order": slots.FixedOrderSampler(3, 2), "reshuffled": slots.ReshuffledSampler(3, 2), "bins": slots.BallsInBinsSampler(3, 2),
-        "separated": slots.SeparatedSampler(0.05, 3, 2),
+        "fixed-order": scheduled.FixedOrderSampler(3, 2), "reshuffled": scheduled.ReshuffledSampler(3, 2),
+        "bins": scheduled.BallsInBinsSampler(3, 2), "separated": scheduled.SeparatedSampler(0.05, 3, 2),
     }  # fmt: skip
     for name, sampler in samplers.items():
         strategy = Banded((1.0,)) if name == "reshuffled" else Banded((1.0, 0.5))

@@ -7,7 +7,13 @@ import pytest
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
-from dpfy.sampling.slots import BallsInBinsSampler, CyclicPoissonSampler, FixedOrderSampler, ReshuffledSampler, SeparatedSampler
+from dpfy.sampling.scheduled import (
+    BallsInBinsSampler,
+    CyclicPoissonSampler,
+    FixedOrderSampler,
+    ReshuffledSampler,
+    SeparatedSampler,
+)
 
 RECORDS = 4000
 
