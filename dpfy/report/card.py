@@ -20,7 +20,7 @@ from dpfy.core.errors import Corrupt
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of, write_atomically
-from dpfy.report import accesses, deployments, evaluations, meaning, numbers, schema, words
+from dpfy.report import deployments, evaluations, figures, meaning, schema, uses, words
 from dpfy.report.words import absent
 
 FORMAT = schema.FORMAT
@@ -102,11 +102,11 @@ def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
     """All that follows from the ledger, given the stated facts of the run: `sections` maps names to what each section tells."""
     held = reservations(ledger)
     first = held[0][1].claim
-    bill = numbers.Bill(ledger.event(), ledger.adjacency, first.accountant, first.delta)
-    epsilon, unit = numbers.epsilon(bill), ledger.unit
+    bill = figures.Bill(ledger.event(), ledger.adjacency, first.accountant, first.delta)
+    epsilon, unit = figures.epsilon(bill), ledger.unit
     caveats = tuple(dict.fromkeys(line for _, reserved in held for line in reserved.caveats))
     whole = Guarantee(
-        numbers.curve(bill.event, bill.adjacency, bill.accountant), bill.accountant, ledger.adjacency, unit, first.trust, caveats
+        figures.curve(bill.event, bill.adjacency, bill.accountant), bill.accountant, ledger.adjacency, unit, first.trust, caveats
     )
     told = facts["sections"]
     return {
@@ -114,7 +114,7 @@ def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
         "statement": _statement(whole, ledger, first.delta),
         "guarantee": _headline(ledger, bill, first.trust),
         "setting": {"model": first.trust, "words": words.SETTINGS[first.trust]},
-        "accesses": accesses.table(ledger, bill, shared=any(reserved.shared for _, reserved in held)),
+        "accesses": uses.table(ledger, bill, shared=any(reserved.shared for _, reserved in held)),
         "boundary": _boundary([reserved.claim for _, reserved in held]),
         "unit": words.unit_row(unit),
         "adjacency": {"name": ledger.adjacency.value, "meaning": words.adjacency_meaning(ledger.adjacency)},
@@ -126,7 +126,7 @@ def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
         },
         "formal": _formal(ledger, bill),
         "tier": meaning.tier(epsilon, unit, ledger.adjacency),
-        "attacker": meaning.attacker(numbers.points(bill), unit),
+        "attacker": meaning.attacker(figures.points(bill), unit),
         "delta": _delta(first.delta, next((r.claim.records for _, r in held if r.claim.records), None)),
         "deployments": deployments.table(),
         "caveats": list(caveats),
@@ -160,10 +160,10 @@ def _noise(fixed: bool) -> Assumption:
     return Assumption("noise", "nobody can predict the noise", done, NO if fixed else YES)
 
 
-def _headline(ledger: Ledger, bill: numbers.Bill, trust: str) -> dict[str, Any]:
-    lower = numbers.epsilon_lower(bill)
+def _headline(ledger: Ledger, bill: figures.Bill, trust: str) -> dict[str, Any]:
+    lower = figures.epsilon_lower(bill)
     return {
-        "epsilon": number(numbers.epsilon(bill)),
+        "epsilon": number(figures.epsilon(bill)),
         "epsilon_lower": absent(f"the {bill.accountant} accountant has no lower bound") if lower is None else number(lower),
         "delta": bill.delta,
         "accountant": bill.accountant,
@@ -187,39 +187,39 @@ ACCOUNTANTS = {
 
 def _statement(whole: Guarantee, ledger: Ledger, delta: float) -> str:
     """The guarantee in one sentence that names everything it pays for."""
-    kinds = list(dict.fromkeys(accesses.kind_of(p) for p in ledger.permits()))
-    named = [f"{kind} accesses" if kind == accesses.OTHER else kind for kind in kinds]
+    kinds = list(dict.fromkeys(uses.kind_of(p) for p in ledger.permits()))
+    named = [f"{kind} accesses" if kind == uses.OTHER else kind for kind in kinds]
     if "training" in named:
         others = [kind for kind in named if kind != "training"]
         return whole.sentence(delta, f"Training with {', '.join(others)}" if others else "Training")
     return whole.sentence(delta, f"What was released ({', '.join(named)})", "every release", "curator")
 
 
-def _without_amplification(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
+def _without_amplification(ledger: Ledger, bill: figures.Bill) -> dict[str, Any]:
     """Epsilon of the whole ledger if it were known who took part in which step."""
-    if not numbers.amplified(bill.event):
+    if not figures.amplified(bill.event):
         return absent("no amplification by sampling is claimed: the stated epsilon holds for any order of the data")
-    value, problem = numbers.unamplified(bill)
+    value, problem = figures.unamplified(bill)
     if value is None:
         return absent(f"it cannot be computed: {problem}")
     known = "if everybody knew who takes part when, and one unit took part as often as the plan allows"
     return {"epsilon": number(value), "delta": bill.delta, "words": known}
 
 
-def _formal(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
+def _formal(ledger: Ledger, bill: figures.Bill) -> dict[str, Any]:
     """The guarantee in every form: training alone, with tuning, as (epsilon, delta), rho-zCDP, mu-GDP and as a curve."""
     held: dict[str, Any] = {"training": absent("nothing was trained")}
-    if accesses.of_kinds(ledger, "training"):
-        training = numbers.epsilon(bill.of(accesses.event_of_kinds(ledger, "training")))
+    if uses.of_kinds(ledger, "training"):
+        training = figures.epsilon(bill.of(uses.event_of_kinds(ledger, "training")))
         held["training"] = {"epsilon": number(training), "delta": bill.delta}
-    if accesses.of_kinds(ledger, "tuning"):
-        both = numbers.epsilon(bill.of(accesses.event_of_kinds(ledger, "training", "tuning")))
+    if uses.of_kinds(ledger, "tuning"):
+        both = figures.epsilon(bill.of(uses.event_of_kinds(ledger, "training", "tuning")))
         held["with_tuning"] = {"epsilon": number(both), "delta": bill.delta}
     else:
         held["with_tuning"] = absent("the ledger holds no tuning; if there was any on the private data, it is not covered")
-    ratio, epsilon = numbers.gaussian_ratio(bill.event, bill.adjacency), numbers.epsilon(bill)
+    ratio, epsilon = figures.gaussian_ratio(bill.event, bill.adjacency), figures.epsilon(bill)
     why = "not every release is Gaussian, or nothing protects it: no finite value is known here"
-    note = ", at every epsilon; sampling cannot make it smaller" if numbers.amplified(bill.event) else ""
+    note = ", at every epsilon; sampling cannot make it smaller" if figures.amplified(bill.event) else ""
     held["zcdp"] = absent(why) if ratio is None else {"rho": ratio**2 / 2, "words": f"rho-zCDP{note}"}
     held["gdp"] = absent(why) if ratio is None else {"mu": ratio, "words": f"mu-GDP{note}"}
     if math.isinf(epsilon) or epsilon <= 0:
@@ -228,10 +228,10 @@ def _formal(ledger: Ledger, bill: numbers.Bill) -> dict[str, Any]:
         held["gdp_equal"] = absent("a pure guarantee has no equal Gaussian mechanism")
     else:
         held["gdp_equal"] = {
-            "mu": numbers.gaussian_equal(epsilon, bill.delta),
+            "mu": figures.gaussian_equal(epsilon, bill.delta),
             "words": "the Gaussian mechanism with the same epsilon at the stated delta: a comparison, not a claim",
         }
-    curve = [{"epsilon": e, "delta": d} for e, d in numbers.points(bill)]
+    curve = [{"epsilon": e, "delta": d} for e, d in figures.points(bill)]
     held["curve"] = curve or absent("epsilon is infinite")
     return held
 
@@ -267,7 +267,7 @@ def _warnings(
         found.append("Delta is not below one over the number of records.")
     parts = [(reserved.claim, told.get(name, {})) for name, reserved in held]
     found += dict.fromkeys(line for claim, facts in parts for line in claim.warnings(facts))
-    if accesses.of_kinds(ledger, "training") and not accesses.of_kinds(ledger, "tuning"):
+    if uses.of_kinds(ledger, "training") and not uses.of_kinds(ledger, "tuning"):
         found.append("Tuning is not covered: if the private data guided any choice before this run, the true cost is higher.")
     return found
 

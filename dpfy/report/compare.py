@@ -10,8 +10,8 @@ from typing import Any
 
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.report import again, first, html, numbers, words
 from dpfy.report import card as cards
+from dpfy.report import figures, first, html, recompute, words
 from dpfy.report.verify import load_card
 
 CONVERT = {
@@ -92,8 +92,8 @@ def _names(places: Sequence[Path]) -> list[str]:
 
 
 def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
-    ledger, stated = again.stated_ledger(card), card["guarantee"]
-    bill = numbers.Bill(ledger.event(), ledger.adjacency, stated["accountant"], delta)
+    ledger, stated = recompute.stated_ledger(card), card["guarantee"]
+    bill = figures.Bill(ledger.event(), ledger.adjacency, stated["accountant"], delta)
     training = cards.section(first.raised(card), "training")
     mechanism = training.get("mechanism", {})
     same = delta == stated["delta"]
@@ -101,7 +101,7 @@ def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
         "run": name,
         "epsilon": stated["epsilon"],
         "delta": stated["delta"],
-        "epsilon_at_common_delta": stated["epsilon"] if same else number(numbers.epsilon(replace(bill, delta=delta))),
+        "epsilon_at_common_delta": stated["epsilon"] if same else number(figures.epsilon(replace(bill, delta=delta))),
         "unit": stated["unit"],
         "most_records": card["unit"]["most_records"],
         "protection": "label" if ledger.unit.protects == "label" else "prediction" if not ledger.unit.whole else "full",

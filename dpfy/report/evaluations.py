@@ -8,7 +8,7 @@ from typing import Any
 from dpfy.core import check, events
 from dpfy.core.errors import Corrupt
 from dpfy.core.ledger import Ledger
-from dpfy.report import accesses
+from dpfy.report import uses
 from dpfy.report.words import is_absent
 
 KIND = "evaluation"
@@ -35,7 +35,7 @@ def row(test: str, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
         raise Corrupt("privacy.json", f"states {told[0]} though the evaluation is {test}")
     if test != "billed":
         return {"test": test, "words": words(test)}
-    bills = [p.event for p in accesses.of_kinds(ledger, KIND) if isinstance(p.event, events.Gaussian)]
+    bills = [p.event for p in uses.of_kinds(ledger, KIND) if isinstance(p.event, events.Gaussian)]
     if not bills:
         raise Corrupt("privacy.json", "states a billed evaluation that the ledger does not hold")
     return {"test": test, "words": words(test), "noise_multiplier": bills[0].noise_multiplier}

@@ -16,8 +16,8 @@ from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.tradeoff import Tradeoff
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.plan.recipe import step_count
-from dpfy.report import figures, meaning, numbers
-from dpfy.report.figures import Axis, Series
+from dpfy.report import charts, figures, meaning
+from dpfy.report.charts import Axis, Series
 from dpfy.report.html import figure
 from dpfy.report.words import up
 
@@ -95,7 +95,7 @@ START = Wish(60_000, 4096.0, 40.0, 3.0, 1e-5)
 
 def guess(wish: Wish) -> float:
     """The noise by the central limit theorem: where to begin the search, never an answer."""
-    mu = numbers.gaussian_equal(wish.epsilon, wish.delta)
+    mu = figures.gaussian_equal(wish.epsilon, wish.delta)
     reach = (wish.owns * wish.rate) ** 2 * wish.steps
     return 1 / math.sqrt(math.log1p(mu * mu / reach))
 
@@ -213,12 +213,12 @@ def commands(wish: Wish) -> list[str]:
 
 def attacker(wish: Wish) -> dict[str, Any]:
     """What an attacker could do with everything such a run releases: sentences and picture."""
-    pairs = numbers.points(numbers.Bill(wish.event(noise(wish)), ADD, accounting.DEFAULT, wish.delta))
+    pairs = figures.points(figures.Bill(wish.event(noise(wish)), ADD, accounting.DEFAULT, wish.delta))
     rates = [k / 100 for k in range(101)]
     reached = [(0.0, 0.0), *zip(rates, Tradeoff(pairs).hit_rates(rates), strict=True)]
     series = [Series(reached, "area"), Series([(0, 0), (1, 1)], "line", "quiet"), Series(reached)]
     across, upward = Axis("wrongly accused (false positives)", 0, 1, True), Axis("recognised (true positives)", 0, 1, True)
-    picture = figures.chart("The most that any attacker can reach", series, across, upward)
+    picture = charts.chart("The most that any attacker can reach", series, across, upward)
     return {"sentences": meaning.attacker(pairs, wish.unit)["sentences"], "picture": picture}
 
 
@@ -251,7 +251,7 @@ def batch_picture(wish: Wish, found: float, exact: list[tuple[float, float]]) ->
         series.insert(0, Series([(knee, floor), (knee, top)], "line", "b"))
     title = "Noise on the average gradient against batch size, at fixed epsilon and steps"
     across, upward = Axis("batch size", low, high, power=True), Axis("noise on the average", floor, top, power=True)
-    return figures.chart(title, series, across, upward)
+    return charts.chart(title, series, across, upward)
 
 
 def mechanisms(wish: Wish, *, optimised: bool) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dpfy.core import reading
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.tradeoff import Tradeoff
-from dpfy.report import deployments, figures, first, words
-from dpfy.report.figures import SUPERSCRIPT, Axis, Series
+from dpfy.report import charts, deployments, first, words
+from dpfy.report.charts import SUPERSCRIPT, Axis, Series
 
 if TYPE_CHECKING:
     import jinja2
@@ -139,7 +139,7 @@ def pictures(card: dict[str, Any], rows: list[dict[str, Any]], audit: dict[str, 
             "accuracy": _over_steps(rows, "test_accuracy", "accuracy on test data", "a", steps),
             "confusion": confused
             if words.is_absent(confused)
-            else figures.counts("Predicted against true class on test data", confused, "predicted", "true"),
+            else charts.counts("Predicted against true class on test data", confused, "predicted", "true"),
         }
     return drawn
 
@@ -160,7 +160,7 @@ def attack_picture(card: dict[str, Any], audit: dict[str, Any]) -> Any:
         Series(found, "dots", "b"),
     ]
     title = "The most that any attacker can reach: share of members recognised against share of others accused"
-    return figures.chart(
+    return charts.chart(
         title, series, Axis("wrongly accused (false positives)", 0, 1, True), Axis("recognised (true positives)", 0, 1, True)
     )
 
@@ -173,4 +173,4 @@ def _over_steps(rows: list[dict[str, Any]], key: str, label: str, tone: str, ste
         points = [(0.0, 0.0), *points]
     high = 1.0 if key == "test_accuracy" else max(v for _, v in points) * 1.08 or 1.0
     shapes = [Series(points, "line", tone)] + ([Series(points, "dots", tone)] if len(points) <= 3 else [])
-    return figures.chart(f"{label} over steps", shapes, Axis("step", 0, steps), Axis(label, 0, high, key == "test_accuracy"))
+    return charts.chart(f"{label} over steps", shapes, Axis("step", 0, steps), Axis(label, 0, high, key == "test_accuracy"))

@@ -19,7 +19,7 @@ from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger, Permit
 from dpfy.core.unit import Adjacency
-from dpfy.report.accesses import kind_of
+from dpfy.report.uses import kind_of
 from dpfy.report.words import absent, event_words
 
 ROUTES = (accounting.DEFAULT, "rdp", "monte-carlo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dpfy.report.figures import Axis, Series, chart
+from dpfy.report.charts import Axis, Series, chart
 from dpfy.report.spending import LATER, NO_BUDGET, Allowance, Figure, Spending
 from dpfy.report.words import down, up
 

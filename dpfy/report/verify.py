@@ -18,8 +18,8 @@ from dpfy.core.codec import digest
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
-from dpfy.report import again, first, html, markdown, schema, signature
 from dpfy.report import card as cards
+from dpfy.report import first, html, markdown, recompute, schema, signature
 from dpfy.report.signature import Signed
 
 LEDGER = "ledger.jsonl"
@@ -138,7 +138,7 @@ def _verify_card(file: Path) -> list[Finding]:
     """What can be checked without the run: form, digest, and that every number follows from the plan and accesses it states."""
     try:
         card = load_card(file)
-        read = Evidence(None, card, again.stated_ledger(card))
+        read = Evidence(None, card, recompute.stated_ledger(card))
     except Corrupt as problem:
         return [Finding(file.name, False, problem.problem)]
     findings = [Finding(file.name, True, "is whole")]
@@ -295,16 +295,16 @@ def _billed(e: Evidence, file: Path) -> tuple[bool, str]:
 
 def _claims(e: Evidence) -> tuple[bool, str]:
     """Every derived field of the card is what its accountant derives now from the ledger."""
-    derived = again.derived(e.ledger, e.card)
+    derived = recompute.derived(e.ledger, e.card)
     if e.folder is None:
         derived.pop("ledger")
-    found = again.differences(e.card, derived)
+    found = recompute.differences(e.card, derived)
     return _outcome("; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "") if found else None)
 
 
 def _independent(e: Evidence) -> tuple[bool, str]:
     """A second accountant, with other code and another theory, does not contradict the first."""
-    problem, seen = again.second_opinion(e.ledger, e.view)
+    problem, seen = recompute.second_opinion(e.ledger, e.view)
     return _outcome(problem, seen)
 
 
@@ -313,7 +313,7 @@ def _reports(e: Evidence) -> tuple[bool, str]:
     the one that the run wrote."""
     missing = [name for name in PAGES if not e.file(name).is_file()]
     there = [name for name in PAGES if name not in missing]
-    ours = again.same_version(e.card) and not first.is_first(e.card)
+    ours = recompute.same_version(e.card) and not first.is_first(e.card)
     changed = there if ours else e.differ({name: e.finish["files"].get(name, "") for name in there})
     if changed:
         extra = html.extras(e.file(""))

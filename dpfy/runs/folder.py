@@ -26,7 +26,7 @@ from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Budget, Ledger, Permit, hold
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, sha256_of, write_atomically
-from dpfy.report import card, forecast, numbers
+from dpfy.report import card, figures, forecast
 from dpfy.runs.mark import HIDDEN, Mark, refuse_planted
 
 CARD = card.NAME
@@ -366,7 +366,7 @@ class RunFolder:
         for permit in ledger.permits():
             if permit.name == name and Reserved.from_json(permit.claim) == reserved:
                 return ledger, permit
-        budget = numbers.budget_of(ledger)
+        budget = figures.budget_of(ledger)
         return ledger, ledger.reserve(name, claim.event, budget=budget, claim=reserved.to_json(), returnable=True)
 
     def _covering(self, permit: Permit, reserved: Reserved) -> Permit:

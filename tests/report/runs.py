@@ -14,7 +14,7 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.noise.banded import Banded
 from dpfy.plan.claim import ForeignBatches
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.sampling.slots import FixedOrderSampler, ReshuffledSampler
+from dpfy.sampling.scheduled import FixedOrderSampler, ReshuffledSampler
 
 RECORDS, STEPS, DELTA = 120, 8, 1e-3
 

@@ -18,7 +18,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.tradeoff import Tradeoff
 from dpfy.plan.recipe import Plan
-from dpfy.report import html, markdown, numbers, words
+from dpfy.report import figures, html, markdown, words
 from dpfy.report.verify import verify
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -92,7 +92,7 @@ def walk(card, ledger, plan):
     assert set(rows) >= {"sampling", "contribution", "noise"}
     assert (rows["sampling"]["holds"] == "yes") == sampled_as_assumed
     assert all(row["holds"] in ("yes", "no", "nearly", "stated") for row in rows.values())
-    known = numbers.unsampled(ledger.event())
+    known = figures.unsampled(ledger.event())
     beside = card["accounting"]["without_amplification"]
     if known == ledger.event():
         said(beside["absent"])
@@ -309,9 +309,9 @@ def test_unsampled_events_never_cost_less():
         events.BallsInBins(2.0, ((1.0, 0.2), (0.2, 0.8))),
     ]
     for event in cases:
-        known = numbers.unsampled(event)
-        assert numbers.amplified(event)
-        assert not numbers.amplified(known)
+        known = figures.unsampled(event)
+        assert figures.amplified(event)
+        assert not figures.amplified(known)
         try:
             sampled = accounting.epsilon(event, 1e-5)
         except Unsupported:

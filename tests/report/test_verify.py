@@ -14,7 +14,7 @@ from torch import nn
 import dpfy
 from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.report import again
+from dpfy.report import recompute
 from dpfy.report.verify import verify
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -311,7 +311,7 @@ def test_the_second_opinion_is_compared_the_right_way_round():
         ("tight", "rdp", 3.0, 2.9, True), ("tight", "rdp", 3.0, 3.1, False), ("pld", "rdp", 3.0, 2.9, True),
         ("rdp", "pld", 3.0, 3.1, True), ("rdp", "pld", 3.0, 2.9, False), ("rdp", "rdp", 3.0, 3.3, True), ("rdp", "rdp", 3.0, 2.0, False),
     ]:  # fmt: skip
-        assert again._contradicts(accountant, name, stated, second) is wrong, (accountant, name, stated, second)
+        assert recompute._contradicts(accountant, name, stated, second) is wrong, (accountant, name, stated, second)
 
 
 def test_a_claim_that_a_second_accountant_contradicts_fails(run, monkeypatch):

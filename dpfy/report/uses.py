@@ -11,7 +11,7 @@ from dpfy.core import events
 from dpfy.core.claim import PURPOSES, purpose_of
 from dpfy.core.codec import number
 from dpfy.core.ledger import Ledger, Permit
-from dpfy.report import numbers
+from dpfy.report import figures
 from dpfy.report.words import absent, event_words
 
 OTHER = "other"
@@ -34,7 +34,7 @@ def event_of_kinds(ledger: Ledger, *kinds: str) -> events.Event:
     return events.Composed(tuple(events.Repeated(p.event, p.uses) for p in of_kinds(ledger, *kinds)))
 
 
-def table(ledger: Ledger, bill: numbers.Bill, *, shared: bool) -> dict[str, Any]:
+def table(ledger: Ledger, bill: figures.Bill, *, shared: bool) -> dict[str, Any]:
     """The uses covered, one row a reservation with its own epsilon, and those not covered, with the reason."""
     permits = ledger.permits()
     seen = {kind_of(p) for p in permits}
@@ -42,7 +42,7 @@ def table(ledger: Ledger, bill: numbers.Bill, *, shared: bool) -> dict[str, Any]
     return {"covered": [_row(p, bill) for p in permits], "not_covered": [*missing, _elsewhere(shared)]}
 
 
-def _row(permit: Permit, bill: numbers.Bill) -> dict[str, Any]:
+def _row(permit: Permit, bill: figures.Bill) -> dict[str, Any]:
     event = events.Repeated(permit.event, permit.uses)
     return {
         "kind": kind_of(permit),
@@ -50,7 +50,7 @@ def _row(permit: Permit, bill: numbers.Bill) -> dict[str, Any]:
         "uses": permit.uses,
         "event": events.CODEC.encode(permit.event),
         "words": event_words(event),
-        "epsilon": number(numbers.epsilon(bill.of(events.Composed((event,))))),
+        "epsilon": number(figures.epsilon(bill.of(events.Composed((event,))))),
     }
 
 

@@ -14,8 +14,8 @@ from dpfy.core.claim import FIXED, Reserved, kind_of
 from dpfy.core.errors import Corrupt, DpfyError, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
-from dpfy.report import accesses, first, forecast, numbers
 from dpfy.report import card as cards
+from dpfy.report import figures, first, forecast, uses
 
 TOLERANCE = 1e-6
 APART = 1.05
@@ -146,9 +146,9 @@ def _claimed(ledger: Ledger, card: dict[str, Any]) -> dict[str, tuple[dict[str, 
     """Every epsilon of the card with the event it is about."""
     return {
         "guarantee": (card["guarantee"], ledger.event()),
-        "formal.training": (card["formal"]["training"], accesses.event_of_kinds(ledger, "training")),
-        "formal.with_tuning": (card["formal"]["with_tuning"], accesses.event_of_kinds(ledger, "training", "tuning")),
-        "accounting.without_amplification": (card["accounting"]["without_amplification"], numbers.unsampled(ledger.event())),
+        "formal.training": (card["formal"]["training"], uses.event_of_kinds(ledger, "training")),
+        "formal.with_tuning": (card["formal"]["with_tuning"], uses.event_of_kinds(ledger, "training", "tuning")),
+        "accounting.without_amplification": (card["accounting"]["without_amplification"], figures.unsampled(ledger.event())),
     }
 
 
@@ -171,10 +171,10 @@ def _contradicts(accountant: str, name: str, stated: float, second: float) -> bo
 
 @lru_cache(maxsize=64)
 def _peer(name: str, event: events.Event, adjacency: Adjacency, delta: float) -> float:
-    from dpfy.accounting import reference
+    from dpfy.accounting.dp_accounting_adapter import PeerPld, PeerRdp
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # orders that dp-accounting leaves out only make its answer larger
-    peer = reference.PeerRdp() if name == "rdp" else reference.PeerPld()
+    peer = PeerRdp() if name == "rdp" else PeerPld()
     return peer.curve(event, adjacency).epsilon(delta)
 
 
