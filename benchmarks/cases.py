@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from convnets import SMALL, ConvNext, MobileNet, UNet
+from language import Autocast, Encoder, Llama, adapted
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
@@ -194,6 +195,20 @@ def zipf(count: int, length: int, vocabulary: int) -> Callable[[], Batch]:
     return make
 
 
+def sentences(count: int, length: int, vocabulary: int) -> Callable[[], Batch]:
+    """Random token sequences and a label for each."""
+    return lambda: (torch.randint(0, vocabulary, (count, length)), torch.randint(0, 10, (count,)))
+
+
+AUTOCAST = "+autocast"
+"""The end of a case's name: weights in float32, the forward pass under autocast to bfloat16."""
+
+
+def under_autocast(case: Case) -> Case:
+    """The same case with its forward pass under autocast."""
+    return replace(case, model=lambda: Autocast(case.model()))
+
+
 CPU: dict[str, Case] = {
     "mlp-256": Case(lambda: perceptron(784, 512, 256, 128, 10), images(256, 784), classes),
     "mlp-2048": Case(lambda: perceptron(784, 512, 256, 128, 10), images(2048, 784), classes),
@@ -204,6 +219,7 @@ CPU: dict[str, Case] = {
     "depthwise-32": Case(lambda: MobileNet(SMALL, last=256), images(32, 3, 32, 32), classes),
     "gpt-16": Case(lambda: Gpt(4, 256, 4, 8192, 128), text(16, 128, 8192), tokens),
     "logistic-4096": Case(lambda: perceptron(784, 10), images(4096, 784), classes),
+    "encoder-16": Case(lambda: Encoder(4, 256, 4), sentences(16, 128, 8192), classes),
     "bag-256": Case(Bag, zipf(256, 64, 50_000), classes),
 }
 
@@ -216,4 +232,9 @@ GPU: dict[str, Case] = {
     "mobilenet-256": Case(MobileNet, images(256, 3, 32, 32), classes),
     "unet-16": Case(UNet, maps(16, 128, 4), pixels),
     "mlp-4096": Case(lambda: perceptron(784, 4096, 4096, 10), images(4096, 784), classes),
+    "encoder-t128-64": Case(lambda: Encoder(12, 768, 12, vocabulary=30522), sentences(64, 128, 30522), classes),
+    "llama-160m-16": Case(lambda: Llama(14, 768, 12, 4, 3072, 50304), text(16, 512, 50257), tokens),
+    "llama-1b-8": Case(lambda: Llama(16, 2048, 32, 8, 8192, 32768), text(8, 512, 32768), tokens),
+    "lora-3b-8": Case(lambda: adapted(Llama(28, 3072, 24, 8, 8192, 32768), 16), text(8, 512, 32768), tokens),
 }
+GPU |= {name + AUTOCAST: under_autocast(GPU[name]) for name in ("gpt2-t256-32", "vit-b16-64", "encoder-t128-64", "llama-160m-16")}

@@ -17,6 +17,7 @@ from dpfy.gradients.contributions.embedding import Pooled
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.rounding import as_rows, sum_dtype
 from dpfy.gradients.contributions.shared import Measured, Shared
+from dpfy.gradients.contributions.sliced import Sliced, pieces_of
 from dpfy.gradients.cuda_graphs.buffers import Buffers
 from dpfy.gradients.engine import cautious, group_rows, multipliers
 from dpfy.gradients.kernels import grams, reductions
@@ -27,7 +28,7 @@ JOIN_ELEMENTS = 2**22
 
 def scratch_bytes(parts: Iterable[Contribution]) -> int:
     """The scratch memory that buffers for these contributions should have."""
-    rests = (part.rest if isinstance(part, Measured) else part for part in parts)
+    rests = (each.rest if isinstance(each, Measured) else each for part in parts for each in pieces_of(part))
     return max((rest.scratch_bytes for rest in rests if isinstance(rest, Outer)), default=0)
 
 
@@ -139,7 +140,7 @@ def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], buffers: 
                 sums |= {name: _put(total, into.get(name)) for name, total in small.weighted_sum(weights, params).items()}
         for name in list(large):
             part, place, like = large.pop(name) if last else large[name], into.get(name), params[name]
-            if place is not None and isinstance(part, Outer):
+            if place is not None and isinstance(part, Outer | Sliced):
                 sums[name] = part.sum_into(narrow[dtypes[name]], place, buffers.scratch)
                 continue
             mine = narrow[dtypes[name]]
@@ -161,6 +162,18 @@ def joins(part: Contribution) -> bool:
 
 def _measure(parts: list[Contribution]) -> list[tuple[Tensor, Contribution]]:
     """``measured()`` of every part, with one launch for all layers of a shape where kernels allow it."""
+    made = iter(_measure_each([piece for part in parts for piece in pieces_of(part)]))
+    found: list[tuple[Tensor, Contribution]] = []
+    for part in parts:
+        mine = [next(made) for _ in pieces_of(part)]
+        if isinstance(part, Sliced):
+            found.append((torch.cat([norm for norm, _ in mine]), part.of([rest for _, rest in mine])))
+        else:
+            found += mine
+    return found
+
+
+def _measure_each(parts: list[Contribution]) -> list[tuple[Tensor, Contribution]]:
     made: dict[int, tuple[Tensor, Contribution]] = {}
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, part in enumerate(parts):

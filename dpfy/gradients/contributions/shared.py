@@ -14,6 +14,7 @@ from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.rounding import Estimate, row_squares
+from dpfy.gradients.contributions.sliced import Sliced
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def batch_of(part: Contribution) -> int:
     """How many examples a contribution holds."""
     if isinstance(part, Convolution):
         return len(part.inputs) // part.images
+    if isinstance(part, Sliced):
+        return batch_of(part.parts[0])
     tensor = part.left if isinstance(part, Outer) else part.grads  # type: ignore[attr-defined]
     return len(tensor)
 

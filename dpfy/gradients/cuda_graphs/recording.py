@@ -10,6 +10,7 @@ from torch import Tensor
 from dpfy.gradients.contributions.clipped_sum import Flag
 from dpfy.gradients.contributions.contribution import Contribution, Direct, storages
 from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.sliced import pieces_of
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.tracing.tape import Report
 
@@ -72,5 +73,5 @@ def own_parts(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | 
 def nothing_made(reports: list[Report], found: list[Parts]) -> bool:
     """Whether the contributions are but views of what was reported, so that repeating the work on them would do nothing."""
     parts = [part for parts in found for uses in parts.values() for part in uses]
-    known = all(isinstance(part, Outer | Direct) for part in parts)
+    known = all(isinstance(piece, Outer | Direct) for part in parts for piece in pieces_of(part))
     return known and storages(*parts) <= storages(*[report.tensors for report in reports])

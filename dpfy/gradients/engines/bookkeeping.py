@@ -24,7 +24,9 @@ from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions.clipped_sum import Flag, Scaled, joins, weigh
 from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, SumJob, run_jobs
-from dpfy.gradients.contributions.shared import Measured, Shared
+from dpfy.gradients.contributions.shared import Measured
+from dpfy.gradients.contributions.sliced import pieces_of
+from dpfy.gradients.contributions.uses import overlapping, together
 from dpfy.gradients.cuda_graphs.buffers import Buffers
 from dpfy.gradients.cuda_graphs.recorded import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
@@ -98,7 +100,7 @@ class BookkeepingEngine(Engine):
         self._tape, self._single = Tape(), SingleExample(model)
         for name, module in model.named_modules():
             rule = rule_for(module)
-            if rule is None or not any(p.requires_grad for p in module.parameters(recurse=False)):
+            if rule is None or not any(p.requires_grad for p in module.parameters()):
                 continue
             site = Site(name or type(module).__name__, tuple(module.parameters(recurse=False)))
             self._sites[module] = site
@@ -177,6 +179,11 @@ class BookkeepingEngine(Engine):
         return not self._tape.unsettled and not self._untracked and len(self._seen) == len(attached(self._params))
 
     @property
+    def example_by_example(self) -> frozenset[str]:
+        """Parameters that at the last step had uses sent down the graph one example after another: the expensive route."""
+        return frozenset(self._suspects)
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of the attached model."""
         return attached(self._params)
@@ -232,8 +239,8 @@ class BookkeepingEngine(Engine):
     def joined(self, parts: dict[str, list[Contribution]]) -> dict[str, Contribution]:
         """What every parameter receives, over all its uses."""
         self._seen |= set(parts)
-        self._several |= {name for name, uses in parts.items() if len(uses) > 1}
-        return {name: uses[0] if len(uses) == 1 else Shared(uses) for name, uses in parts.items()}
+        self._several |= {name for name, uses in parts.items() if overlapping(uses)}
+        return {name: together(uses) for name, uses in parts.items()}
 
     def _backward(self, losses: Tensor, names: list[str], keep: bool, weights: Tensor | None = None) -> set[str]:
         """Run backward to every tap; return the names of parameters that autograd itself still finds."""
@@ -253,7 +260,7 @@ class BookkeepingEngine(Engine):
                 if isinstance(contribution, Deferred):
                     if not self._jobs or self._jobs[-1] is not contribution.job:
                         self._jobs.append(contribution.job)
-                elif self._used_once(name) and not isinstance(contribution, Direct) and not joins(contribution):
+                elif self._used_once(name) and not any(isinstance(q, Direct) or joins(q) for q in pieces_of(contribution)):
                     # Norms are taken while the layer's tensors are at hand; what is kept may be much smaller than they are. Not of a
                     # parameter that may have other uses: their norm would then depend on what was kept, and that on the batch.
                     contribution = Measured.of(contribution)
@@ -280,7 +287,7 @@ class BookkeepingEngine(Engine):
         again = iter(reports)
         with self._tape.into(lambda second: self._compare(next(again), second, weights)):
             self._backward(losses, names, keep=True, weights=weights)
-        self._tape.unsettled = not all(report.site.settled for report in reports if report.site not in self._without_batch)
+        self._tape.unsettled = not all(report.site.known() for report in reports if report.site not in self._without_batch)
         sources = self._sources(graph)
         self._untracked = {name for source in sources for name in self._names_of(source)}
         self._split = SplitPoints()
@@ -327,7 +334,7 @@ class BookkeepingEngine(Engine):
             own = [part for part in parts[name] if isinstance(part, Direct)]
             if not own or bool(torch.stack([part.grads.isfinite().all() for part in own]).all()):
                 continue
-            if sound or len(own) != len(parts[name]) or any(site in self._without_batch for site in self._sites.values()):
+            if sound or len(own) != len(parts[name]) or self._without_batch:
                 raise Unsupported(f"{name}: a non-finite gradient outside of a supported layer", "keep the losses finite")
             total = [sum((part.grads for part in own[1:]), start=own[0].grads)]
             with self._tape.muted():

@@ -29,10 +29,10 @@ def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
 
     if fused.one_node():
         return fused.run(fused.linear, x, tape, site, explain, (), (weight, bias))
-    return _product(x, tape, site, explain, weight, bias)
+    return product(x, tape, site, explain, weight, bias)
 
 
-def _product(x: Tensor, tape: Tape, site: Site, explain: Explain, weight: Tensor, bias: Tensor | None) -> Tensor:
+def product(x: Tensor, tape: Tape, site: Site, explain: Explain, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y = x W' + b; a user's in-place operation on y stays legal."""
     if not torch.is_grad_enabled():
         return F.linear(x, weight.detach(), constant(bias))
@@ -45,12 +45,12 @@ def _product(x: Tensor, tape: Tape, site: Site, explain: Explain, weight: Tensor
     return tape.tap(y, site, explain, (x,), shape).view(shape)
 
 
-def outer_parts(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
-    """Contributions of y = a W' + b."""
+def outer_parts(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor, jobs: bool = True) -> Found:
+    """Contributions of y = a W' + b. With `jobs` the sums of a bias may wait for a common launch."""
     if g.dim() == 2 and not g.is_cuda:
         return _one_position(weight, bias, g, a.to(g.dtype))
     g, a = as_positions(g), as_positions(a)
-    if kernels.usable(g) and g.shape[1] > 1:
+    if jobs and kernels.usable(g) and g.shape[1] > 1:
         job = SumJob((g,))
         return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Deferred(job, 0, g.shape[2:]))])
     return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Direct(total(g, 1)))])
@@ -75,4 +75,4 @@ def run_transformers_linear(module: Any, tape: Tape, site: Site, x: Tensor) -> T
         outs, ins = as_positions(view(g)), as_positions(view(saved[0]))
         return wanted([(weight, lambda: Outer(ins.to(outs.dtype), outs)), (bias, lambda: Direct(total(outs, 1)))])
 
-    return _product(x, tape, site, explain, weight.detach().t(), bias)
+    return product(x, tape, site, explain, weight.detach().t(), bias)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfy.gradients.contributions.contribution import Contribution
 
@@ -23,8 +23,17 @@ View = Callable[[Tensor], Tensor]
 class LayerRule:
     """How one layer type runs under the tape. `fits` says whether this very module can be explained."""
 
-    run: Callable[..., Tensor]
+    run: Callable[..., Any]
     fits: Callable[[Any], bool] = lambda module: True
+    own: tuple[str, ...] = ("weight", "bias")
+    """The names under which a module of this type may hold parameters of its own."""
+
+
+def plain_parameters(module: nn.Module, own: tuple[str, ...] = ("weight", "bias")) -> bool:
+    """Whether `own` are the module's own parameters: not computed by a parametrization, and nothing beside them."""
+    names = {name for name, p in module._parameters.items() if p is not None}
+    read = {name for name in own if getattr(module, name, None) is not None}
+    return names == read
 
 
 def constant(p: Tensor | None) -> Tensor | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
+from dpfy.gradients.layers.attention import PARAMETERS, fits_attention, run_attention
 from dpfy.gradients.layers.convolution import run_convolution, run_transposed
 from dpfy.gradients.layers.embedding import fits_bag, fits_embedding, run_bag, run_embedding
 from dpfy.gradients.layers.linear import run_linear, run_transformers_linear
 from dpfy.gradients.layers.normalization import has_scale, run_group_norm, run_instance_norm, run_layer_norm, run_rms_norm
-from dpfy.gradients.layers.rule import LayerRule
+from dpfy.gradients.layers.rule import LayerRule, plain_parameters
 
 LAYERS: dict[type, LayerRule] = {
     nn.Linear: LayerRule(run_linear),
@@ -26,6 +27,7 @@ LAYERS: dict[type, LayerRule] = {
     nn.ConvTranspose2d: LayerRule(run_transposed),
     nn.ConvTranspose3d: LayerRule(run_transposed),
     nn.EmbeddingBag: LayerRule(run_bag, fits_bag),
+    nn.MultiheadAttention: LayerRule(run_attention, fits_attention, PARAMETERS),
 }
 """Layer type to its rule. A subclass counts only if it runs the very forward of the type in the table."""
 
@@ -42,12 +44,5 @@ def rule_for(module: nn.Module) -> LayerRule | None:
         rule = LAYERS.get(kind)
         if rule is not None:
             same = type(module).forward is kind.forward and "forward" not in vars(module)  # type: ignore[attr-defined]
-            return rule if same and plain_parameters(module) and rule.fits(module) else None
+            return rule if same and plain_parameters(module, rule.own) and rule.fits(module) else None
     return None
-
-
-def plain_parameters(module: nn.Module) -> bool:
-    """Whether weight and bias are the module's own parameters: not computed by a parametrization, and nothing beside them."""
-    names = {name for name, p in module._parameters.items() if p is not None}
-    read = {name for name in ("weight", "bias") if getattr(module, name, None) is not None}
-    return names == read

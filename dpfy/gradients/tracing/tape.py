@@ -76,14 +76,31 @@ BATCH_AXES = (
 
 @dataclass(eq=False)
 class Site:
-    """One patched module: its name, its parameters, and where the batch lies in its tensors once that is known."""
+    """One patched module: its name, its parameters, and where the batch lies in its tensors as far as it is known."""
 
     name: str
     params: tuple[nn.Parameter, ...]
     axis: BatchAxis | None = None
     settled: bool = False
+    fitting: tuple[BatchAxis, ...] = ()
+    """All axes that would explain every gradient seen so far; none was seen if there are none."""
     without_batch: bool = False
     """It runs without a batch: its gradients are split further up."""
+    parts: dict[str, Site] = field(default_factory=dict)
+    whole: Site | None = None
+
+    def part(self, name: str, *params: nn.Parameter | None) -> Site:
+        """The site of one product of a module that makes several. The batch must lie in the same dimension of all of them."""
+        if name not in self.parts:
+            self.parts[name] = Site(f"{self.name}.{name}", tuple(p for p in params if p is not None), whole=self)
+        return self.parts[name]
+
+    def known(self) -> bool:
+        """Whether the batch axis is settled; where zero gradients told nothing, another product of the module may tell."""
+        for other in () if self.settled or self.whole is None else self.whole.parts.values():
+            if other.settled and not other.without_batch:
+                self.axis, self.settled = other.axis, True
+        return self.settled
 
 
 @dataclass(slots=True)
@@ -216,12 +233,10 @@ def infer_axis(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> boo
     It counts as settled once no other axis would explain the same gradients.
     """
     batch = len(weights)
-    good = fitting_axes(grad, tilted, weights)
-    if site.axis is not None:
-        good = [axis for axis in good if axis is site.axis]
+    good = [axis for axis in fitting_axes(grad, tilted, weights) if not site.fitting or axis in site.fitting]
     if not good:
         return False
-    site.axis = good[0] if site.axis is None else site.axis
+    site.axis, site.fitting = good[0], tuple(good)
     site.settled = site.settled or (len(good) == 1 and batch > 1 and bool(grad.isfinite().any() and grad.any()))
     return True
 
