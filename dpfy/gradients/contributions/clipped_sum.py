@@ -274,7 +274,10 @@ def _split(found: dict[str, Contribution], members: list[str]) -> tuple[list[_Bl
             continue
         part = found[name]
         part = part.direct() if isinstance(part, Deferred) else part
-        if isinstance(part, Direct) and part.grads.numel() <= JOIN_ELEMENTS:
+        if isinstance(part, Direct) and part.grads.dtype == torch.float32 and kernels.usable(part.grads):
+            blocks.append(_Block([name], as_rows(part.grads)[None]))
+            done.add(name)
+        elif isinstance(part, Direct) and part.grads.numel() <= JOIN_ELEMENTS:
             direct[name] = part.grads
     others = {name: found[name] for name in members if name not in direct and name not in done}
     if not direct:

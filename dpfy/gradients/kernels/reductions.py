@@ -61,10 +61,11 @@ if triton is not None:
 
     @triton.jit
     def _square_kernel(table, out, KIND: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr):
-        """The sum of squares of one row of one tensor, RUN of them in float32 at a time; `table`: address, width, row stride of each."""
+        """The sum of squares of one row of one tensor, RUN of them in float32 at a time; `table`: address, width, row stride of each, and
+        where its sums go."""
         row, which = tl.program_id(0), tl.program_id(1)
-        base = tl.load(table + 3 * which).to(tl.pointer_type(KIND)) + row.to(tl.int64) * tl.load(table + 3 * which + 2)
-        width = tl.load(table + 3 * which + 1)
+        base = tl.load(table + 4 * which).to(tl.pointer_type(KIND)) + row.to(tl.int64) * tl.load(table + 4 * which + 2)
+        width, place = tl.load(table + 4 * which + 1), tl.load(table + 4 * which + 3)
         total = tl.zeros((BLOCK,), dtype=tl.float64)
         for begin in range(0, width, BLOCK * RUN):
             part = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -74,7 +75,7 @@ if triton is not None:
                 part += x * x
             total += part.to(tl.float64)
         # Squares that underflow count as the largest they can be: 2^-126.
-        tl.store(out + which * tl.num_programs(0) + row, tl.sum(total) + (width + 2).to(tl.float64) * 1.1754943508222875e-38)
+        tl.store(out + place * tl.num_programs(0) + row, tl.sum(total) + (width + 2).to(tl.float64) * 1.1754943508222875e-38)
 
     @triton.jit
     def _add_rows_kernel(table, weights, rows, TILE: tl.constexpr, BLOCK: tl.constexpr):
@@ -145,24 +146,34 @@ def position_sums(layers: list[tuple[Tensor, ...]]) -> Tensor:
 
 
 def row_squares(tensors: list[Tensor]) -> Tensor:
-    """Sums of squares of the rows of many matrices of one dtype and height, in one launch: [tensors, rows] as ``rounding.row_squares``."""
+    """Sums of squares of the rows of many matrices of one dtype and height, in a launch or two: [tensors, rows], as
+    ``rounding.row_squares``."""
     kept = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
-    table = [[t.data_ptr(), t.shape[1], t.stride(0)] for t in kept]
     out = torch.empty(len(kept), len(kept[0]), dtype=torch.float64, device=kept[0].device)
-    where = sent(table, out.device)
-    _square_kernel[(out.shape[1], len(kept))](where, out, KIND=KINDS[kept[0].dtype], BLOCK=1024, RUN=64, num_warps=4)
+    for narrow, group in _by_width(kept, 256):
+        where = [[kept[i].data_ptr(), kept[i].shape[1], kept[i].stride(0), i] for i in group]
+        _square_kernel[(out.shape[1], len(group))](
+            sent(where, out.device), out, KIND=KINDS[kept[0].dtype], BLOCK=256 if narrow else 1024, RUN=64,
+            num_warps=1 if narrow else 4,
+        )  # fmt: skip
     return out
 
 
+def _by_width(matrices: list[Tensor], most: int) -> list[tuple[bool, list[int]]]:
+    """The numbers of the matrices that are at most `most` wide, and of the others: a launch is as wide as its widest."""
+    narrow = [i for i, t in enumerate(matrices) if t.shape[1] <= most]
+    others = [i for i, t in enumerate(matrices) if t.shape[1] > most]
+    return [(few, group) for few, group in ((True, narrow), (False, others)) if group]
+
+
 def add_rows(matrices: list[Tensor], weights: Tensor, into: list[Tensor]) -> None:
-    """The weighted sums of the rows of many float32 matrices of one height, in one launch, each into its own dense float32 tensor."""
+    """The weighted sums of the rows of many float32 matrices of one height, in a launch or two, each into its own dense float32 tensor."""
     kept = [t if t.stride(-1) == 1 else t.contiguous() for t in matrices]
-    table = [[t.data_ptr(), t.shape[1], t.stride(0), out.data_ptr()] for t, out in zip(kept, into, strict=True)]
-    block = 64
-    grid = (triton.cdiv(max(t.shape[1] for t in kept), block), len(kept))
-    _add_rows_kernel[grid](
-        sent(table, weights.device), weights.float().contiguous(), len(weights), TILE=32, BLOCK=block, num_warps=4
-    )
+    block, weights = 64, weights.float().contiguous()
+    for _, group in _by_width(kept, 2048):
+        where = [[kept[i].data_ptr(), kept[i].shape[1], kept[i].stride(0), into[i].data_ptr()] for i in group]
+        grid = (triton.cdiv(max(kept[i].shape[1] for i in group), block), len(group))
+        _add_rows_kernel[grid](sent(where, weights.device), weights, len(weights), TILE=32, BLOCK=block, num_warps=4)
 
 
 def scale_rows(t: Tensor, weights: Tensor, out: Tensor) -> Tensor:
