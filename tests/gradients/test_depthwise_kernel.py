@@ -1,0 +1,110 @@
+"""The kernel for depthwise convolutions: on a GPU, or anywhere with ``TRITON_INTERPRET=1`` and triton installed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
+
+from dpfy.gradients import kernels
+from dpfy.gradients.contributions import grouped
+from dpfy.gradients.contributions.convolution import Convolution
+from dpfy.gradients.kernels import depthwise
+from dpfy.gradients.kernels.depthwise import Taps, tap_sums
+from dpfy.gradients.layers.convolution import geometry
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.bfloat16 if DEVICE == "cuda" else torch.float16]
+
+LAYERS: dict[str, tuple[type, tuple[int, ...], dict[str, object], tuple[int, ...]]] = {
+    "3x3": (nn.Conv2d, (7, 7, 3), {"padding": 1, "groups": 7}, (9, 6)),
+    "7x7": (nn.Conv2d, (5, 5, 7), {"padding": 3, "groups": 5}, (8, 8)),
+    "7x7, few positions": (nn.Conv2d, (40, 40, 7), {"padding": 3, "groups": 40}, (2, 2)),
+    "stride": (nn.Conv2d, (6, 6, (3, 2)), {"stride": (2, 1), "padding": (1, 0), "groups": 6}, (9, 8)),
+    "dilation": (nn.Conv2d, (4, 4, (2, 3)), {"dilation": (3, 2), "padding": (0, 3), "groups": 4}, (9, 8)),
+    "multiplier": (nn.Conv2d, (3, 6, 3), {"groups": 3}, (7, 7)),
+    "two below": (nn.Conv2d, (6, 9, 3), {"groups": 3, "padding": 1}, (7, 7)),
+    "many positions": (nn.Conv2d, (2, 2, 3), {"padding": 1, "groups": 2}, (20, 19)),
+    "one dimension": (nn.Conv1d, (5, 5, 4), {"padding": 2, "stride": 2, "groups": 5}, (33,)),
+    "three dimensions": (nn.Conv3d, (3, 3, (3, 2, 3)), {"padding": (1, 0, 2), "stride": (2, 1, 1), "groups": 3}, (6, 5, 7)),
+    "transposed": (nn.ConvTranspose2d, (4, 4, 3), {"stride": 2, "padding": 1, "output_padding": 1, "groups": 4}, (5, 6)),
+    "transposed, wider": (nn.ConvTranspose1d, (4, 8, 3), {"stride": 2, "groups": 4}, (9,)),
+}
+"""The layer, its channels and kernel, its options, the size of its input."""
+
+
+def case(name: str, many: int, dtype: torch.dtype, last: bool) -> tuple[Convolution, Tensor]:
+    """A convolution and the weight gradients of its examples in float64."""
+    kind, given, options, size = LAYERS[name]
+    layer = kind(*given, **options, bias=False).to(DEVICE).double()
+    a = torch.randn(many, given[0], *size, device=DEVICE).to(dtype)
+    y = layer(a.double())
+    g = torch.randn_like(y).to(dtype)
+    each = [torch.autograd.grad(layer(a[i : i + 1].double()), layer.weight, g[i : i + 1].double())[0] for i in range(many)]
+    if last:
+        a, g = (t.movedim(1, -1).contiguous().movedim(-1, 1) for t in (a, g))
+    extra = tuple(layer.output_padding) if layer.transposed else None
+    how = geometry(tuple(layer.stride), tuple(layer.padding), tuple(layer.dilation), layer.groups, extra)[0]
+    return Convolution(a, g, layer.weight.detach().to(dtype), how), torch.stack(each)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_of_every_example(name: str, last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(kernels, "usable", lambda t: True)
+    part, expected = case(name, 3, dtype, last)
+    for tile in (4096, 256) if "many positions" in name else (4096,):
+        monkeypatch.setattr(depthwise, "TILE", tile)
+        own, sums = grouped.kept(part, bias=True)
+        assert own.grads.shape == expected.shape
+        assert own.grads.dtype is torch.float32
+        assert float((own.grads - expected).norm()) <= 1e-6 * float(expected.norm())
+        if sums is not None:
+            plain = part.grads.double().flatten(2).sum(2)
+            assert float((sums.grads - plain).norm()) <= 1e-6 * float(part.grads.double().norm())
+
+
+def test_the_order_of_additions_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the work is shared out."""
+    torch.manual_seed(0)
+    near, far, how = (
+        torch.randn(4, 6, 5, 5, device=DEVICE),
+        torch.randn(4, 6, 5, 5, device=DEVICE),
+        Taps((3, 3), (1, 1), (1, 1), (1, 1), 6),
+    )
+    whole = tap_sums(near, far, how)[0]
+    monkeypatch.setattr(depthwise, "PROGRAMS", 1)
+    assert torch.equal(tap_sums(near, far, how)[0], whole)
+    assert torch.equal(tap_sums(near[:1], far[:1], how)[0], whole[:1])
+
+
+def test_frames_of_one_example_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(kernels, "usable", lambda t: True)
+    part, expected = case("3x3", 4, torch.float32, last=False)
+    folded = Convolution(part.inputs, part.grads, part.weight, part.geometry, images=2)
+    found = grouped.kept(folded, bias=True)[0].grads
+    assert float((found - expected.unflatten(0, (2, 2)).sum(1)).norm()) <= 1e-6 * float(expected.norm())
+
+
+def test_an_example_that_is_not_finite_keeps_to_itself() -> None:
+    torch.manual_seed(0)
+    near, far, how = (
+        torch.randn(3, 4, 6, 6, device=DEVICE),
+        torch.randn(3, 4, 6, 6, device=DEVICE),
+        Taps((3, 3), (1, 1), (1, 1), (1, 1), 4),
+    )
+    before = tap_sums(near, far, how)[0]
+    far[1, 2, 3, 3] = float("nan")
+    after = tap_sums(near, far, how)[0]
+    assert torch.equal(after[[0, 2]], before[[0, 2]])
+    assert torch.equal(after[1, [0, 1, 3]], before[1, [0, 1, 3]])
+    assert bool(after[1, 2].isnan().any())
