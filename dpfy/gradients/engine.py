@@ -122,7 +122,7 @@ def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tens
     """
     rows = group_rows(clip, names)
     squares = [rounding.row_squares(g) for g in per_unit]
-    squared_norms = torch.stack([torch.stack([squares[i] for i in members]).sum(0) for members in rows])
+    squared_norms = torch.stack([sum((squares[i] for i in members), start=torch.zeros_like(squares[0])) for members in rows])
     squared_norms = cautious(squared_norms, max((g.dtype for g in per_unit), key=lambda d: torch.finfo(d).eps))
     scale = multipliers(clip, squared_norms, mask, rounding.sum_dtype(per_unit[0].dtype))
     sums: Grads = {}

@@ -15,6 +15,7 @@ from dpfy.gradients.contributions.contribution import Contribution, Deferred, Di
 from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.contributions.embedding import Pooled
 from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.placed import Placed, Stacked, Through
 from dpfy.gradients.contributions.rounding import as_rows, sum_dtype
 from dpfy.gradients.contributions.shared import Measured, Shared
 from dpfy.gradients.contributions.sliced import Sliced, pieces_of
@@ -302,9 +303,12 @@ def _blocks(found: dict[str, Contribution], members: list[str]) -> list[_Block]:
 
 def _convolves(part: Contribution) -> bool:
     """Whether the weighted sum of `part` is a convolution of the library's."""
-    if isinstance(part, Shared):
+    if isinstance(part, Shared | Stacked):
         return any(_convolves(each) for each in part.parts)
-    return isinstance(part.rest if isinstance(part, Measured) else part, Convolution)
+    if isinstance(part, Through):
+        return _convolves(part.below.part)
+    inner = part.rest if isinstance(part, Measured) else part.part if isinstance(part, Placed) else None
+    return isinstance(part, Convolution) if inner is None else _convolves(inner)
 
 
 def _narrowest(found: dict[str, Contribution], params: Mapping[str, Tensor]) -> torch.dtype:

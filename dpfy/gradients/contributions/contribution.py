@@ -41,6 +41,11 @@ class Contribution(Protocol):
     """The per-example gradients of one parameter from one use of it."""
 
     @property
+    def batch(self) -> int:
+        """How many examples there are."""
+        ...
+
+    @property
     def width(self) -> int:
         """Elements of the parameter."""
         ...
@@ -143,6 +148,10 @@ class Direct:
     grads: Tensor  # [batch, *parameter]
 
     @property
+    def batch(self) -> int:
+        return len(self.grads)
+
+    @property
     def width(self) -> int:
         return self.grads[0].numel()
 
@@ -205,6 +214,10 @@ class Deferred:
     job: SumJob
     which: int
     shape: torch.Size
+
+    @property
+    def batch(self) -> int:
+        return self.direct().batch
 
     @property
     def width(self) -> int:

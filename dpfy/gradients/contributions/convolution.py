@@ -67,6 +67,10 @@ class Convolution:
     images: int = 1
 
     @property
+    def batch(self) -> int:
+        return len(self.inputs) // self.images
+
+    @property
     def width(self) -> int:
         return self.weight.numel()
 
@@ -213,6 +217,8 @@ class Convolution:
     def per_example(self, rows: slice) -> Tensor:
         rows = slice(rows.start * self.images, rows.stop * self.images)
         a, g, w = self.inputs[rows], self.grads[rows], self.weight
+        if not a.is_cuda:  # not every convolution exists in a narrow type
+            a, g, w = wide(a), wide(g), wide(w)
         many = len(a)
         if not a.is_cuda and self.width > GROUPED_WIDTH:
             each = [weight_gradient(a[i : i + 1], g[i : i + 1], w, self.geometry) for i in range(many)]
@@ -236,6 +242,10 @@ class Patched:
 
     grads: Tensor  # [batch, channels out, columns]
     window: Window
+
+    @property
+    def batch(self) -> int:
+        return len(self.grads)
 
     @property
     def width(self) -> int:
@@ -270,6 +280,10 @@ class Remade:
 
     part: Convolution
     window: Window
+
+    @property
+    def batch(self) -> int:
+        return self.part.batch
 
     @property
     def width(self) -> int:
@@ -308,6 +322,8 @@ def positions_last(grads: Tensor) -> Tensor:
 def weight_gradient(inputs: Tensor, grads: Tensor, weight: Tensor, how: Geometry) -> Tensor:
     """The weight gradient of one convolution call, summed over its batch."""
     pad = list(how.output_padding) or [0] * len(how.stride)
+    if how.transposed:  # strides of dimensions of one are taken for another memory format, and then refused
+        inputs, grads = (t.flatten().view(t.shape) if t.is_contiguous() else t for t in (inputs, grads))
     return torch.ops.aten.convolution_backward(
         grads, inputs, weight, None, how.stride, how.padding, how.dilation, how.transposed, pad, how.groups, [False, True, False]
     )[1]

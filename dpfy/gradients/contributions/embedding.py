@@ -38,6 +38,10 @@ class EmbeddingGradient:
     count: int  # rows of the parameter
 
     @property
+    def batch(self) -> int:
+        return len(self.grads)
+
+    @property
     def width(self) -> int:
         return self.count * self.grads.shape[-1]
 

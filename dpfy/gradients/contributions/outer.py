@@ -34,6 +34,10 @@ class Outer:
     right: Tensor  # [batch, positions, columns of the parameter]
 
     @property
+    def batch(self) -> int:
+        return len(self.left)
+
+    @property
     def width(self) -> int:
         return self.left.shape[-1] * self.right.shape[-1]
 

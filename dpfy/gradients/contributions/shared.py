@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dpfy.gradients.contributions import rounding
 from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, norm_by_parts, row_chunks, wide
-from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.placed import Placed, apart
 from dpfy.gradients.contributions.rounding import Estimate, row_squares
-from dpfy.gradients.contributions.sliced import Sliced
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,10 @@ class Measured:
         """Measure `part` now."""
         norms, rest = part.measured()
         return cls(norms, rest)
+
+    @property
+    def batch(self) -> int:
+        return self.rest.batch
 
     @property
     def width(self) -> int:
@@ -61,6 +64,10 @@ class Shared:
     parts: Sequence[Contribution]
 
     @property
+    def batch(self) -> int:
+        return self.parts[0].batch
+
+    @property
     def width(self) -> int:
         return self.parts[0].width
 
@@ -72,12 +79,14 @@ class Shared:
         merged = merge(self.parts)
         if len(merged) == 1:
             return merged[0].measured()
+        if apart(merged):
+            return torch.cat([part.measured()[0] for part in merged]), self
         kinds = {type(m): m for m in merged}
         outer, rows = kinds.get(Outer), kinds.get(EmbeddingGradient)
         if len(merged) == 2 and isinstance(outer, Outer) and isinstance(rows, EmbeddingGradient):
             return outer.estimate().plus(rows.estimate(), *tied_product(outer, rows)).upper, self
         # Uses may cancel: their sum is wrong by what each of them is, once in the norm and once in the weighted sum.
-        squares = norm_by_parts(batch_of(merged[0]), self.width * len(merged), self.per_example)
+        squares = norm_by_parts(self.batch, self.width * len(merged), self.per_example)
         return Estimate(squares, torch.zeros_like(squares), 2 * self.rounding()).upper, self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -99,23 +108,18 @@ class Shared:
         return Shared([part.cleaned(keep) for part in self.parts])
 
 
-def batch_of(part: Contribution) -> int:
-    """How many examples a contribution holds."""
-    if isinstance(part, Convolution):
-        return len(part.inputs) // part.images
-    if isinstance(part, Sliced):
-        return batch_of(part.parts[0])
-    tensor = part.left if isinstance(part, Outer) else part.grads  # type: ignore[attr-defined]
-    return len(tensor)
-
-
 def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     """Join uses of the same kind: sums of outer products and of rows are longer sums, direct gradients add."""
     parts = [p.rest if isinstance(p, Measured) else p.direct() if isinstance(p, Deferred) else p for p in parts]
     outers = [p for p in parts if isinstance(p, Outer)]
     rows = [p for p in parts if isinstance(p, EmbeddingGradient)]
     direct = [p for p in parts if isinstance(p, Direct)]
-    merged: list[Contribution] = [p for p in parts if not isinstance(p, Outer | EmbeddingGradient | Direct)]
+    placed: dict[tuple[object, ...], list[Placed]] = {}
+    for part in parts:
+        if isinstance(part, Placed):
+            placed.setdefault(part.key, []).append(part)
+    merged: list[Contribution] = [p for p in parts if not isinstance(p, Outer | EmbeddingGradient | Direct | Placed)]
+    merged += [same[0] if len(same) == 1 else replace(same[0], part=Shared([p.part for p in same])) for same in placed.values()]
     if outers:
         merged.append(Outer(torch.cat([p.left for p in outers], 1), torch.cat([p.right for p in outers], 1)))
     if rows:

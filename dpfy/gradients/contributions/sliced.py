@@ -40,6 +40,10 @@ class Sliced:
         return Sliced(tuple((a, b, part) for (a, b, _), part in zip(self.pieces, parts, strict=True)), self.shape)
 
     @property
+    def batch(self) -> int:
+        return self.parts[0].batch
+
+    @property
     def width(self) -> int:
         return self.shape.numel()
 

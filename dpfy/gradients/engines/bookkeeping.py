@@ -7,9 +7,7 @@ gradient of a layer is a product of its input and its output gradient, so its no
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.autograd.graph import GradientEdge
-from torch.utils.hooks import RemovableHandle
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
@@ -33,16 +30,10 @@ from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable
 from dpfy.gradients.engines.loop import alone_where_needed, attached, forget
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
+from dpfy.gradients.tracing.arrival import Source, arrivals
 from dpfy.gradients.tracing.single_example import SingleExample
 from dpfy.gradients.tracing.tape import Report, Site, Tape, infer_axis, probe_weights, rows_first
-from dpfy.gradients.tracing.untracked import (
-    AutogradGraph,
-    PerExample,
-    SplitPoint,
-    SplitPoints,
-    find_split_points,
-    split_per_example,
-)
+from dpfy.gradients.tracing.untracked import AutogradGraph, Split, SplitPoints, find_split_points
 
 MOST_WAITING = 36
 """How many sums over positions may wait for a common launch: the tensors of normalisation layers are held meanwhile."""
@@ -85,6 +76,7 @@ class BookkeepingEngine(Engine):
         self._sites: dict[nn.Module, Site] = {}
         self._without_batch: set[Site] = set()
         self._untracked: set[str] = set()
+        self._routes: dict[str, str] = {}
         self._suspects: set[str] = set()
         self._seen: set[str] = set()
         self._several: set[str] = set()
@@ -102,7 +94,7 @@ class BookkeepingEngine(Engine):
             rule = rule_for(module)
             if rule is None or not any(p.requires_grad for p in module.parameters()):
                 continue
-            site = Site(name or type(module).__name__, tuple(module.parameters(recurse=False)))
+            site = Site(name or type(module).__name__, tuple(module.parameters(recurse=False)), batch_dims=rule.batch_dims)
             self._sites[module] = site
             _SITES[module] = (rule, self._tape, site)
             module.forward = MethodType(_tapped, module)  # type: ignore[method-assign]
@@ -166,7 +158,7 @@ class BookkeepingEngine(Engine):
         params = attached(self._params)
         with torch.no_grad(), no_autocast(weighed.scale.device.type):
             sums = weighed.sums(last, buffers)
-            for name in params if len(sums) < len(params) else ():
+            for name in params:
                 if name not in sums:
                     place = None if buffers is None else buffers.places.get(name)
                     sums[name] = zeros({name: params[name]}, weighed.clip)[name] if place is None else place.zero_()
@@ -179,9 +171,17 @@ class BookkeepingEngine(Engine):
         return not self._tape.unsettled and not self._untracked and len(self._seen) == len(attached(self._params))
 
     @property
+    def per_example_parameters(self) -> dict[str, str]:
+        """The parameters whose gradients went through a part of the graph example by example, in the last batch that was summed.
+
+        "vmap": vectorised over the examples. "loop": one by one, where torch has no vectorised backward.
+        """
+        return dict(self._routes)
+
+    @property
     def example_by_example(self) -> frozenset[str]:
-        """Parameters that at the last step had uses sent down the graph one example after another: the expensive route."""
-        return frozenset(self._suspects)
+        """The names in :attr:`per_example_parameters`."""
+        return frozenset(self._routes)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -210,31 +210,45 @@ class BookkeepingEngine(Engine):
         parts: dict[str, list[Contribution]] = {}
         unseen = self._seen != set(params)
         graph = AutogradGraph.of(losses) if self._tape.unsettled or self._untracked or unseen else None
-        sources = [] if graph is None else self._sources(graph)
-        splits = {source: self._split.nodes(graph, source.name, source.node) for source in sources} if graph else {}
-        if graph is not None and (self._tape.unsettled or not self._split.settled or None in splits.values()):
-            sources = self._measure(losses, graph)
-            splits = {source: self._split.nodes(graph, source.name, source.node) for source in sources}
-        sound = not sources or bool(losses.isfinite().all())
-        self._suspects.clear()
-        handles = [h for source in sources for h in self._part_at(splits[source] or {}, source, len(losses), parts)]
+        splits = {} if graph is None else self._splits(losses, graph)
+        sound = not splits or bool(losses.isfinite().all())
+        inbox = _Inbox(self, parts)
+        found = arrivals(graph, splits, len(losses), self._tape, self._names, inbox) if graph and splits else []
+        handles = [arrival.node.register_prehook(arrival) for arrival in found]
+        edges = [edge for arrival in found for edge in arrival.asked]
         try:
-            self.report(losses, lambda report: self.explain(report, len(losses), parts), keep=not sound)
+            self.report(losses, lambda report: self.explain(report, len(losses), parts), keep=not sound, edges=edges)
         finally:
             for handle in handles:
                 handle.remove()
+        self._routes, self._suspects = inbox.routes, inbox.suspects
         self._isolate(losses, parts, sound)
         return self.joined(parts)
 
+    def _splits(self, losses: Tensor, graph: AutogradGraph) -> dict[Source, Split]:
+        """Where the gradients of every untracked use are split, measured if this batch needs it."""
+        sources = self._sources(graph)
+        known = [self._split.above(graph, source.key, source.node) for source in sources]
+        if self._tape.unsettled or not self._split.settled or None in known:
+            sources = self._measure(losses, graph)
+            known = [self._split.above(graph, source.key, source.node) for source in sources]
+        return {source: split for source, split in zip(sources, known, strict=True) if split is not None}
+
     def report(
-        self, losses: Tensor, receive: Callable[[Report], None], keep: bool = False, weights: Tensor | None = None
+        self,
+        losses: Tensor,
+        receive: Callable[[Report], None],
+        keep: bool = False,
+        weights: Tensor | None = None,
+        edges: Sequence[GradientEdge] = (),
     ) -> None:
-        """Run backward and hand every report to `receive`."""
+        """Run backward, to `edges` too, and hand every report to `receive`. Functions of untracked parameters are left alone."""
         with self._tape.into(receive):
-            found = self._backward(losses, list(self.parameters), keep, weights)
-        if missed := found - self._untracked:
-            names = ", ".join(sorted(missed))
-            raise Unsupported(f"{names}: a use outside of its layer that appeared after the first batch", "use engine='batched'")
+            names = [name for name in self.parameters if name not in self._untracked]
+            missed = self._backward(losses, names, keep, weights, edges)
+        if missed:
+            listed = ", ".join(sorted(missed))
+            raise Unsupported(f"{listed}: a use outside of its layer that appeared after the first batch", "use engine='batched'")
 
     def joined(self, parts: dict[str, list[Contribution]]) -> dict[str, Contribution]:
         """What every parameter receives, over all its uses."""
@@ -242,43 +256,47 @@ class BookkeepingEngine(Engine):
         self._several |= {name for name, uses in parts.items() if overlapping(uses)}
         return {name: together(uses) for name, uses in parts.items()}
 
-    def _backward(self, losses: Tensor, names: list[str], keep: bool, weights: Tensor | None = None) -> set[str]:
+    def _backward(
+        self, losses: Tensor, names: list[str], keep: bool, weights: Tensor | None = None, edges: Sequence[GradientEdge] = ()
+    ) -> set[str]:
         """Run backward to every tap; return the names of parameters that autograd itself still finds."""
         params = attached(self._params)
         weights = torch.ones_like(losses) if weights is None else weights
-        targets = [self._tape.anchor, *[params[name] for name in names]]
+        targets: Any = [self._tape.anchor, *[params[name] for name in names], *edges]
         # To wake another thread for it, and to be woken by that, takes longer than it gains.
         with torch.autograd.set_multithreading_enabled(False):
             grads = torch.autograd.grad(losses, targets, weights, retain_graph=keep, allow_unused=True)
-        return {name for name, g in zip(names, grads[1:], strict=True) if g is not None}
+        return {name for name, g in zip(names, grads[1:], strict=False) if g is not None}
 
     def explain(self, report: Report, batch: int, parts: dict[str, list[Contribution]]) -> None:
         """Add the contributions of one report to `parts`."""
         if report.site not in self._without_batch:
             for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch, report.grad)):
-                name = self._names[p]
-                if isinstance(contribution, Deferred):
-                    if not self._jobs or self._jobs[-1] is not contribution.job:
-                        self._jobs.append(contribution.job)
-                elif self._used_once(name) and not any(isinstance(q, Direct) or joins(q) for q in pieces_of(contribution)):
-                    # Norms are taken while the layer's tensors are at hand; what is kept may be much smaller than they are. Not of a
-                    # parameter that may have other uses: their norm would then depend on what was kept, and that on the batch.
-                    contribution = Measured.of(contribution)
-                parts.setdefault(name, []).append(contribution)
+                if isinstance(contribution, Deferred) and (not self._jobs or self._jobs[-1] is not contribution.job):
+                    self._jobs.append(contribution.job)
+                self._add(self._names[p], contribution, parts)
             if len(self._jobs) >= MOST_WAITING:
                 self.flush()
+
+    def _add(self, name: str, contribution: Contribution, parts: dict[str, list[Contribution]]) -> None:
+        """Norms are taken while the layer's tensors are at hand; what is kept may be much smaller than they are. Not of a
+        parameter that may have other uses: their norm would then depend on what was kept, and that on the batch."""
+        if self._used_once(name) and not any(isinstance(q, Direct | Deferred) or joins(q) for q in pieces_of(contribution)):
+            contribution = Measured.of(contribution)
+        parts.setdefault(name, []).append(contribution)
 
     def _used_once(self, name: str) -> bool:
         return name in self._seen and name not in self._several
 
-    def _sources(self, graph: AutogradGraph) -> list[_Source]:
+    def _sources(self, graph: AutogradGraph) -> list[Source]:
         """Where gradients go that no layer rule explains: parameters still in the graph, and layers that run without a batch."""
-        leaves = [_Source(self._names[p], node) for p, node in graph.leaves.items() if p in self._names]
+        leaves = [Source((self._names[p],), node) for p, node in graph.leaves.items() if p in self._names]
+        taps = [(node, node.where) for node in graph.taps if node.where[1] in self._without_batch]
         return leaves + [
-            _Source(node.where[1].name, node, node.where) for node in graph.taps if node.where[1] in self._without_batch
+            Source(tuple(self._names[p] for p in where[1].params if p in self._names), node, where) for node, where in taps
         ]
 
-    def _measure(self, losses: Tensor, graph: AutogradGraph) -> list[_Source]:
+    def _measure(self, losses: Tensor, graph: AutogradGraph) -> list[Source]:
         """Two backward passes with different weights show where the examples lie, in every layer and above every untracked use."""
         names, weights = list(attached(self._params)), probe_weights(losses)
         reports: list[Report] = []
@@ -289,11 +307,11 @@ class BookkeepingEngine(Engine):
             self._backward(losses, names, keep=True, weights=weights)
         self._tape.unsettled = not all(report.site.known() for report in reports if report.site not in self._without_batch)
         sources = self._sources(graph)
-        self._untracked = {name for source in sources for name in self._names_of(source)}
+        self._untracked = {name for source in sources for name in source.names}
         self._split = SplitPoints()
         with self._tape.muted():
             find_split_points(
-                self._split, graph, [(s.name, s.node) for s in sources], lambda w: self._backward(losses, names, True, w), weights
+                self._split, graph, [(s.key, s.node) for s in sources], lambda w: self._backward(losses, names, True, w), weights
             )
         return sources
 
@@ -302,31 +320,6 @@ class BookkeepingEngine(Engine):
         if first.site not in self._without_batch and not infer_axis(first.site, first.grad, second.grad, weights):
             self._without_batch.add(first.site)
             first.site.settled = first.site.without_batch = True  # for good: what lies above it is measured with the strays
-
-    def _names_of(self, source: _Source) -> list[str]:
-        if source.where is None:
-            return [source.name]
-        return [self._names[p] for p in source.where[1].params if p in self._names]
-
-    def _part_at(
-        self, nodes: dict[Any, SplitPoint], source: _Source, batch: int, parts: dict[str, list[Contribution]]
-    ) -> list[RemovableHandle]:
-        """Take the gradients that arrive at `nodes` apart, as they arrive."""
-
-        def hook(node: Any, place: SplitPoint) -> Callable[[tuple[Tensor | None, ...]], None]:
-            def arrive(grads: tuple[Tensor | None, ...]) -> None:
-                if self._tape.passive:
-                    return
-                with self._tape.muted():
-                    apart = split_per_example(node, place, grads, source.target, batch)
-                    for name, part in source.parts(apart, self._names):
-                        parts.setdefault(name, []).append(part)
-                        if not apart.separate:
-                            self._suspects.add(name)
-
-            return arrive
-
-        return [node.register_prehook(hook(node, place)) for node, place in nodes.items()]
 
     def _isolate(self, losses: Tensor, parts: dict[str, list[Contribution]], sound: bool) -> None:
         """Below a split one bad example may have spoilt others: run the suspects alone. Layers with rows never have that trouble."""
@@ -342,37 +335,20 @@ class BookkeepingEngine(Engine):
             parts[name] = [Direct(fixed[0])]
 
 
-@dataclass(frozen=True, eq=False)
-class _Source:
-    """A node whose gradient no layer rule explains: a parameter's own, or the tap of a layer that runs without a batch."""
+class _Inbox:
+    """Takes what arrives at split points."""
 
-    name: str
-    node: Any
-    where: tuple[Any, ...] | None = None
+    def __init__(self, engine: BookkeepingEngine, parts: dict[str, list[Contribution]]) -> None:
+        self.engine, self.parts = engine, parts
+        self.suspects: set[str] = set()
+        self.routes: dict[str, str] = {}
 
-    @property
-    def target(self) -> Any:
-        return self.node.variable if self.where is None else GradientEdge(self.node, 0)
+    def receive(self, name: str, part: Contribution, separate: bool) -> None:
+        """Where one bad example may have spoilt others, all parts of the parameter are suspect."""
+        self.engine._add(name, part, self.parts)
+        if not separate:
+            self.suspects.add(name)
 
-    @cached_property
-    def saved(self) -> tuple[Tensor, ...]:
-        return self.node.saved_tensors  # type: ignore[no-any-return]
-
-    def parts(self, apart: PerExample, names: dict[Tensor, str]) -> list[tuple[str, Contribution]]:
-        """Contributions from per-example gradients at the source."""
-        grads = apart.grads
-        if grads is None:
-            return []
-        if self.where is None:
-            return [(self.name, Direct(grads))]
-        (_, _, explain, shape, _), saved = self.where, self.saved
-        stacked = grads if shape is None else grads.reshape(-1, *shape)
-        if len(saved) == 1 and not saved[0].is_floating_point():
-            # A table looked up at the same places for every example (position embeddings): all examples at once.
-            found = explain(stacked, saved, lambda t: t if t is stacked else t.expand(len(stacked), *t.shape))
-            return [(names[p], q if apart.separate else Direct(q.per_example(slice(0, len(stacked))))) for p, q in found]
-        rows: dict[Tensor, list[Tensor]] = {}
-        for g in stacked:
-            for p, part in explain(g, saved, lambda t: t[None]):
-                rows.setdefault(p, []).append(part.per_example(slice(0, 1))[0])
-        return [(names[p], Direct(torch.stack(each))) for p, each in rows.items()]
+    def note(self, names: tuple[str, ...], route: str) -> None:
+        """A loop somewhere counts more than a vectorised backward elsewhere."""
+        self.routes |= {name: min(route, self.routes.get(name, route)) for name in names}

@@ -27,6 +27,8 @@ class LayerRule:
     fits: Callable[[Any], bool] = lambda module: True
     own: tuple[str, ...] = ("weight", "bias")
     """The names under which a module of this type may hold parameters of its own."""
+    batch_dims: int = 0
+    """How many of the first dimensions of its output may hold the batch; 0: all but the last."""
 
 
 def plain_parameters(module: nn.Module, own: tuple[str, ...] = ("weight", "bias")) -> bool:

@@ -35,43 +35,56 @@ Where = tuple[Any, ...]
 """What a node of the graph knows about the layer it stands for: tape, site, explanation, shape of the gradient (or None), facts."""
 
 
+EXAMPLE_BY_EXAMPLE, POSITION_BY_POSITION = "example by example", "position by position"
+
+
 @dataclass(frozen=True)
 class BatchAxis:
-    """Where the examples are in a tensor: how to bring them to the front."""
+    """Where the examples are in a tensor: in dimension `dim`, alone, or `folded` into it together with positions."""
 
-    name: str
-    fits: Callable[[Tensor, int], bool]
-    rows_first: Callable[[Tensor, int], Tensor]
-    spread: Callable[[Tensor, Tensor], Tensor]
-    """[many, batch] values and a tensor with this axis to values that broadcast against that tensor, `many` in front."""
+    dim: int
+    folded: str = ""
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        where = f"{('first', 'second', 'third', 'fourth')[self.dim]} dimension"
+        return f"folded into the {where}, {self.folded}" if self.folded else where
+
+    def fits(self, t: Tensor, batch: int) -> bool:
+        """Whether `t` could hold `batch` examples in this way."""
+        if t.dim() <= self.dim:
+            return False
+        rows = t.shape[self.dim]
+        return rows > batch and rows % batch == 0 if self.folded else rows == batch
+
+    def rows_first(self, t: Tensor, batch: int) -> Tensor:
+        """`t` with the examples in front; positions that were folded with them stay at their place."""
+        if not self.folded:
+            return t if self.dim == 0 else t.movedim(self.dim, 0)
+        if self.folded == EXAMPLE_BY_EXAMPLE:
+            return t.unflatten(self.dim, (batch, -1)).movedim(self.dim, 0)
+        return t.unflatten(self.dim, (-1, batch)).movedim(self.dim + 1, 0)
+
+    def spread(self, values: Tensor, like: Tensor) -> Tensor:
+        """[many, batch] values to values that broadcast against `like`, which has this axis, with `many` in front."""
+        times = like.shape[self.dim] // values.shape[1]
+        if times > 1:
+            values = values.repeat_interleave(times, 1) if self.folded == EXAMPLE_BY_EXAMPLE else values.repeat(1, times)
+        return values.view(len(values), *[1] * self.dim, values.shape[1], *[1] * (like.dim() - 1 - self.dim))
+
+    def at(self, dim: int) -> BatchAxis:
+        """The same in dimension `dim`."""
+        return BatchAxis(dim, self.folded)
 
 
-def _tail(values: Tensor, like: Tensor, before: int = 0) -> Tensor:
-    """Insert dimensions of one before and after the last dimension of `values`, to match `like`."""
-    return values.view(len(values), *[1] * before, values.shape[1], *[1] * (like.dim() - 1 - before))
-
-
-BATCH_AXES = (
-    BatchAxis("first dimension", lambda t, b: t.shape[0] == b, lambda t, b: t, _tail),
-    BatchAxis(
-        "second dimension",
-        lambda t, b: t.dim() > 1 and t.shape[1] == b,
-        lambda t, b: t.transpose(0, 1),
-        lambda values, t: _tail(values, t, before=1),
-    ),
-    BatchAxis(
-        "folded into the first dimension, example by example",
-        lambda t, b: len(t) > b and len(t) % b == 0,
-        lambda t, b: t.unflatten(0, (b, -1)),
-        lambda values, t: _tail(values.repeat_interleave(len(t) // values.shape[1], 1), t),
-    ),
-    BatchAxis(
-        "folded into the first dimension, position by position",
-        lambda t, b: len(t) > b and len(t) % b == 0,
-        lambda t, b: t.unflatten(0, (-1, b)).transpose(0, 1),
-        lambda values, t: _tail(values.repeat(1, len(t) // values.shape[1]), t),
-    ),
+BATCH_AXES = tuple(
+    BatchAxis(dim, folded)
+    for dims in ((0, 1), (2, 3))
+    for folded in ("", EXAMPLE_BY_EXAMPLE, POSITION_BY_POSITION)
+    for dim in dims
 )
+"""Where a batch is looked for, the most usual place first."""
 
 
 @dataclass(eq=False)
@@ -84,6 +97,8 @@ class Site:
     settled: bool = False
     fitting: tuple[BatchAxis, ...] = ()
     """All axes that would explain every gradient seen so far; none was seen if there are none."""
+    batch_dims: int = 0
+    """How many of the first dimensions of its output may hold the batch; 0: all but the last."""
     without_batch: bool = False
     """It runs without a batch: its gradients are split further up."""
     parts: dict[str, Site] = field(default_factory=dict)
@@ -229,16 +244,24 @@ _apply: Any = super(torch.autograd.Function, _Tap).apply
 def infer_axis(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> bool:
     """Find where the examples lie in the site's gradients, from a second backward with known weights; False if nowhere.
 
-    Guarantees: a axis is taken only if row i of the gradient scaled with the weight of loss i, hence belongs to example i alone.
+    Guarantees: an axis is taken only if row i of the gradient scaled with the weight of loss i, hence belongs to example i alone.
     It counts as settled once no other axis would explain the same gradients.
     """
-    batch = len(weights)
-    good = [axis for axis in fitting_axes(grad, tilted, weights) if not site.fitting or axis in site.fitting]
+    most = site.batch_dims or max(grad.dim() - 1, 1)
+    fitting = [axis for axis in fitting_axes(grad, tilted, weights) if axis.dim < most]
+    good = [axis for axis in fitting if not site.fitting or axis in site.fitting]
     if not good:
         return False
     site.axis, site.fitting = good[0], tuple(good)
-    site.settled = site.settled or (len(good) == 1 and batch > 1 and bool(grad.isfinite().any() and grad.any()))
+    site.settled = site.settled or (len(good) == 1 and tells(good[0], grad, weights))
     return True
+
+
+def tells(axis: BatchAxis, plain: Tensor, weights: Tensor) -> bool:
+    """Whether examples with different weights had a part in `plain`: if none had, or only such with one weight, then a sum over examples
+    would have scaled like rows of examples too."""
+    rows = axis.rows_first(plain, len(weights)).reshape(len(weights), -1)
+    return len(weights[rows.nan_to_num(0.0, 0.0, 0.0).any(1)].unique()) > 1
 
 
 def fitting_axes(plain: Tensor, tilted: Tensor, weights: Tensor) -> list[BatchAxis]:

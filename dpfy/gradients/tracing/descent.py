@@ -1,0 +1,403 @@
+"""From the place where a function of parameters meets the batch down to the parameters themselves.
+
+A contribution is taken through the nodes of the autograd graph without being written out: views and slices put it elsewhere, sums pass it
+on, scales and matrix products change one of its factors. What has no rule here is written out, some examples at a time, and sent
+through the rest of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from dpfy.core.errors import Unsupported
+from dpfy.gradients.contributions.contribution import Contribution, Direct, wide
+from dpfy.gradients.contributions.convolution import Convolution
+from dpfy.gradients.contributions.embedding import EmbeddingGradient
+from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.placed import Below, Placed, RowScaled, Stacked, Through
+from dpfy.gradients.contributions.shared import Shared
+from dpfy.gradients.tracing.split_rules import input_shape, saved
+
+MOST_PIECES = 32
+"""A contribution that would fall into more pieces than this is written out instead."""
+
+Piece = tuple[Any, Contribution]
+"""A node that was to be reached, and what arrives there."""
+
+
+@dataclass
+class Descent:
+    """One way down. `goals`: the nodes of the parameters. `between`: the nodes that lead to them."""
+
+    goals: Iterable[Any]
+    between: set[Any]
+    note: Callable[[str], None] = lambda route: None
+    """Is told "vmap" or "loop" where gradients are sent through the graph example by example."""
+    eager: bool = False
+    """Whether to write out at once what must be: the graph below may be gone later."""
+
+    def down(self, node: Any, number: int, part: Contribution) -> list[Piece]:
+        """What arrives at every goal from `part`, which arrives at output `number` of `node`."""
+        done: list[Piece] = []
+        todo: list[tuple[Any, int, Contribution]] = [(node, number, part)]
+        while todo:
+            here, which, arriving = todo.pop()
+            if isinstance(arriving, Shared):
+                todo += [(here, which, each) for each in arriving.parts]
+                continue
+            wanted = [i for i, (child, _) in enumerate(here.next_functions) if child in self.between]
+            if here in self.goals:
+                done.append((here, arriving))
+                steps = None
+            else:
+                steps = step(here, which, arriving, wanted)
+            if steps is None and wanted:
+                done += self._written_out(here, which, arriving)
+            elif steps is not None:
+                todo += [(*here.next_functions[i], each) for i, each in steps]
+            if len(done) + len(todo) > MOST_PIECES:
+                return self._written_out(node, number, part)
+        return done
+
+    def _written_out(self, node: Any, number: int, part: Contribution) -> list[Piece]:
+        edge, shape, dtype = GradientEdge(node, number), *_meta(node, number)
+        goals = [goal for goal in self.goals if goal is not node and _leads(node, goal, self.between)]
+        targets = [GradientEdge(goal, 0) for goal in goals]
+
+        def push(each: Tensor) -> list[Tensor | None]:
+            found, route = sent_down([edge], [each.reshape(-1, *shape).to(dtype)], targets)
+            self.note(route)
+            return found
+
+        below = Below(part, push, [_meta(goal, 0)[0] for goal in goals])
+        kept = below.everything(always=self.eager)
+        if kept is None:
+            return [(goal, Through(below, place)) for place, goal in enumerate(goals)]
+        return [(goal, Direct(grads)) for goal, grads in zip(goals, kept, strict=True)]
+
+
+def _meta(node: Any, number: int) -> tuple[torch.Size, torch.dtype]:
+    meta = node._input_metadata[number]
+    return torch.Size(meta.shape), meta.dtype
+
+
+def _leads(node: Any, goal: Any, between: set[Any]) -> bool:
+    seen, todo = {node}, [node]
+    while todo:
+        here = todo.pop()
+        if here is goal:
+            return True
+        for child, _ in here.next_functions:
+            if child in between and child not in seen:
+                seen.add(child)
+                todo.append(child)
+    return False
+
+
+def sent_down(outputs: list[GradientEdge], sent: list[Tensor], targets: list[Any]) -> tuple[list[Tensor | None], str]:
+    """A backward from `outputs` to `targets` for every row of `sent`: vectorised, or one by one where torch cannot do that.
+
+    Returns [rows, *target] gradients, None for a target that gets none, and "vmap" or "loop".
+    """
+    try:
+        grads = torch.autograd.grad(outputs, targets, sent, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        return [None if g is None else g.detach() for g in grads], "vmap"
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError, ValueError):
+        pass  # no vectorised form: a function of the user's own, a recurrent layer of a library, control flow that looks at values
+    try:
+        rows = [
+            torch.autograd.grad(outputs, targets, [each[k] for each in sent], retain_graph=True, allow_unused=True)
+            for k in range(len(sent[0]))
+        ]
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Unsupported(f"a second backward through this model ({first})", "use engine='loop'") from error
+    columns = [[None if g is None else _dense(g) for g in column] for column in zip(*rows, strict=True)]
+    return [_stacked(column) for column in columns], "loop"
+
+
+def _dense(grad: Tensor) -> Tensor:
+    return grad.detach().to_dense() if grad.is_sparse else grad.detach()
+
+
+def _stacked(column: list[Tensor | None]) -> Tensor | None:
+    some = next((g for g in column if g is not None), None)
+    return None if some is None else torch.stack([torch.zeros_like(some) if g is None else g for g in column])
+
+
+def step(node: Any, number: int, part: Contribution, wanted: list[int]) -> list[tuple[int, Contribution]] | None:
+    """What arrives at the `wanted` inputs of `node` from `part` at its output; None if no rule explains it."""
+    name = node.name()
+    if name in SAME:
+        return [(0, part)]
+    if name in VIEWS:
+        return [(0, _placed(node, number, part))]
+    rule, found = STEPS.get(name), []
+    for i in wanted if rule is not None else ():
+        each = rule(node, i, part)  # type: ignore[misc]
+        if each is None:
+            return None
+        found.append((i, each))
+    return None if rule is None else found
+
+
+SAME = {"ToCopyBackward0", "CloneBackward0", "AliasBackward0", "ViewAsBackward0"}
+"""Copies, in whatever type: gradients are added in the type that they are computed in."""
+
+
+def _placed(node: Any, number: int, part: Contribution) -> Contribution:
+    view, shape = _meta(node, number)[0], input_shape(node, 0)
+    if isinstance(part, Outer) and len(view) == 2 and node.name() in TRANSPOSES:
+        return Outer(part.right, part.left)
+    places = VIEWS[node.name()](node, number, view, shape)
+    if isinstance(part, Direct):
+        return Direct(places(part.grads.reshape(-1, *view)))
+    facts = tuple(str(getattr(node, name)) for name in dir(node) if name.startswith("_saved_"))
+    key = ((node.name(), number, view, shape, facts),)
+    if isinstance(part, Placed):
+        before = part.places
+        return Placed(part.part, lambda t: places(before(t)), part.view, shape, (*part.key, *key))
+    return Placed(part, places, view, shape, key)
+
+
+Places = Callable[[Tensor], Tensor]
+"""[many, *view] numbers to their places in [many, *input], with zeros elsewhere."""
+
+
+def _reshaped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    return lambda t: t.reshape(-1, *shape)
+
+
+def _transposed(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    first, second = (0, 1) if node.name() == "TBackward0" else (_dim(d, len(view)) for d in (node._saved_dim0, node._saved_dim1))
+    return (lambda t: t) if len(view) < 2 else lambda t: t.transpose(first + 1, second + 1)
+
+
+def _permuted(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dims = [_dim(d, len(view)) for d in node._saved_dims]
+    return lambda t: t.permute(0, *[dims.index(d) + 1 for d in range(len(dims))])
+
+
+def _between(dim: int, cut: slice, shape: torch.Size) -> Places:
+    def places(t: Tensor) -> Tensor:
+        whole = t.new_zeros(len(t), *shape)
+        whole.movedim(dim + 1, 0)[cut] = t.movedim(dim + 1, 0)
+        return whole
+
+    return places
+
+
+def _sliced(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dim = _dim(node._saved_dim, len(shape))
+    return _between(dim, slice(*slice(node._saved_start, node._saved_end, node._saved_step).indices(shape[dim])), shape)
+
+
+def _selected(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dim = _dim(node._saved_dim, len(shape))
+    index = (node._saved_index if node.name() == "SelectBackward0" else number) % shape[dim]
+    inner = _between(dim, slice(index, index + 1), shape)
+    return lambda t: inner(t.unsqueeze(dim + 1))
+
+
+def _cut_off(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dim = _dim(node._saved_dim, len(shape))
+    sizes = node._saved_split_sizes if node.name() == "SplitWithSizesBackward0" else [node._saved_split_size] * number
+    start = sum(sizes[:number])
+    return _between(dim, slice(start, start + view[dim]), shape)
+
+
+def _flipped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    return lambda t: t.flip([_dim(d, len(shape)) + 1 for d in node._saved_dims])
+
+
+def _dim(dim: int, count: int) -> int:
+    """Negative dimensions are saved as large numbers."""
+    return (dim - 2**64 if dim >= 2**63 else dim) % count
+
+
+TRANSPOSES = {"TBackward0", "TransposeBackward0"}
+
+VIEWS: dict[str, Callable[[Any, int, torch.Size, torch.Size], Places]] = {
+    **dict.fromkeys(TRANSPOSES, _transposed),
+    **dict.fromkeys(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"), _reshaped),
+    **dict.fromkeys(("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"), _reshaped),
+    "PermuteBackward0": _permuted,
+    "SliceBackward0": _sliced,
+    **dict.fromkeys(("SelectBackward0", "UnbindBackward0"), _selected),
+    **dict.fromkeys(("SplitBackward0", "SplitWithSizesBackward0"), _cut_off),
+    "FlipBackward0": _flipped,
+}
+"""Operations that show numbers of their input at other places, each at most once."""
+
+
+def scaled(part: Contribution, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
+    """`part`, a contribution to a tensor of `shape`, times a number or a tensor that broadcasts against `shape`; None if unknown."""
+    if isinstance(part, Direct):
+        return Direct(part.grads.reshape(-1, *shape) * factor)
+    along = _along(factor, shape)
+    if isinstance(part, Placed) and along == "all":
+        inner = scaled(part.part, factor, part.view)
+        return None if inner is None else replace(part, part=inner)
+    if isinstance(part, Stacked) and along == "all":
+        each = [scaled(one, factor, shape[1:]) for one in part.parts]
+        return None if any(one is None for one in each) else Stacked([one for one in each if one is not None])
+    flat = factor.reshape(-1) if isinstance(factor, Tensor) else factor
+    if isinstance(part, Outer) and len(shape) == 2 and along:
+        return _outer(part.left, part.right * flat) if along == "columns" else _outer(part.left * flat, part.right)
+    if isinstance(part, EmbeddingGradient) and len(shape) == 2 and along in ("all", "columns"):
+        return EmbeddingGradient(part.index, part.grads * flat, part.count)
+    if isinstance(part, Convolution) and (along == "all" or (along == "rows" and not part.geometry.transposed)):
+        channels = flat.view(-1, *[1] * len(part.geometry.stride)) if along == "rows" else flat  # type: ignore[union-attr]
+        return replace(part, grads=part.grads * channels)
+    return None
+
+
+def _outer(left: Tensor, right: Tensor) -> Outer:
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    return Outer(left.to(dtype), right.to(dtype))
+
+
+def _along(factor: Tensor | float, shape: torch.Size) -> str:
+    """Whether one number scales all of a tensor of `shape`, one each of its rows, or one each of its columns."""
+    if not isinstance(factor, Tensor) or factor.numel() == 1:
+        return "all"
+    aligned = (*[1] * (len(shape) - factor.dim()), *factor.shape)
+    if len(aligned) != len(shape):
+        return ""
+    if aligned[0] == shape[0] and all(side == 1 for side in aligned[1:]):
+        return "rows"
+    return "columns" if len(shape) == 2 and aligned == (1, shape[1]) else ""
+
+
+def row_products(part: Contribution, matrix: Tensor) -> Tensor | None:
+    """[batch, rows] inner products of the rows of every example's gradient with those of `matrix`; None if unknown."""
+    if isinstance(part, Direct):
+        return (part.grads.reshape(-1, *matrix.shape) * matrix).flatten(2).sum(2) if matrix.dim() > 1 else part.grads * matrix
+    if isinstance(part, Outer) and matrix.dim() == 2:
+        left, right, fixed = wide(part.left), wide(part.right), wide(matrix)
+        return (left * (right @ fixed.t().to(right.dtype))).sum(1)
+    if isinstance(part, Convolution) and not part.geometry.transposed:
+        how, grads = part.geometry, wide(part.grads)
+        run: Any = (F.conv1d, F.conv2d, F.conv3d)[len(how.stride) - 1]
+        out = run(wide(part.inputs), matrix.to(grads.dtype), None, how.stride, how.padding, how.dilation, how.groups)
+        sums = (grads * out).flatten(2).sum(2)
+        return sums if part.images == 1 else sums.unflatten(0, (-1, part.images)).sum(1)
+    return None
+
+
+def _factor_part(part: Contribution, matrix: Tensor, shape: torch.Size) -> Direct | None:
+    """What a factor of `shape` receives that scales `matrix`, or its rows, or its columns; None if unknown."""
+    along = _along(torch.empty(shape, device="meta"), matrix.shape)
+    if along == "columns" and isinstance(part, Outer):
+        part, matrix, along = Outer(part.right, part.left), matrix.t(), "rows"
+    products = row_products(part, matrix) if along in ("all", "rows") else None
+    if products is None:
+        return None
+    return Direct((products.sum(1) if along == "all" else products).reshape(-1, *shape))
+
+
+def _add(node: Any, i: int, part: Contribution, sign: float = 1.0) -> Contribution | None:
+    shape, out = input_shape(node, i), _meta(node, 0)[0]
+    factor = sign * node._saved_alpha if i else 1
+    if shape == out:
+        return part if factor == 1 else scaled(part, factor, out)
+    return _folded(part, out, shape, factor) if isinstance(part, Direct) else None
+
+
+def _folded(part: Direct, out: torch.Size, shape: torch.Size, factor: Tensor | float = 1.0) -> Direct:
+    """Per-example gradients of a tensor of shape `out` times a factor, summed to the `shape` that was broadcast to it."""
+    each = part.grads.reshape(-1, *out) * factor
+    each = each.sum(list(range(1, 1 + len(out) - len(shape)))) if len(out) > len(shape) else each
+    ones = [j + 1 for j, side in enumerate(shape) if side == 1 and each.shape[j + 1] > 1]
+    return Direct(each.sum(ones, keepdim=True) if ones else each)
+
+
+def _multiply(node: Any, i: int, part: Contribution) -> Contribution | None:
+    read = saved(node, "other" if i == 0 else "self")
+    if read is None:
+        return None
+    other, shape, out = read[0], input_shape(node, i), _meta(node, 0)[0]
+    if isinstance(part, Direct):
+        return _folded(part, out, shape, other)
+    if shape == out:
+        return scaled(part, other, out)
+    return _factor_part(part, other, shape) if other.shape == out else None
+
+
+def _divide(node: Any, i: int, part: Contribution) -> Contribution | None:
+    read = saved(node, "other") if i == 0 else saved(node, "self", "other")
+    if read is None:
+        return None
+    shape, out = input_shape(node, i), _meta(node, 0)[0]
+    factor = 1 / read[0] if i == 0 else -read[0] / read[1].square()
+    if isinstance(part, Direct):
+        return _folded(part, out, shape, factor)
+    if i == 0:
+        return scaled(part, factor, out) if shape == out else None
+    return _factor_part(part, factor, shape) if read[0].shape == out else None
+
+
+def _mm(node: Any, i: int, part: Contribution) -> Contribution | None:
+    """y = a b, both made of parameters: a gradient L' R of y is (L)' (R b') for a and (L a)' (R) for b."""
+    read = saved(node, "mat2" if i == 0 else "self")
+    if read is None or not isinstance(part, Outer):
+        return None
+    other = read[0].to(part.dtype)
+    return Outer(part.left, part.right @ other.mT) if i == 0 else Outer(part.left @ other, part.right)
+
+
+def _mv(node: Any, i: int, part: Contribution) -> Contribution | None:
+    read = saved(node, "vec" if i == 0 else "self")
+    if read is None or not isinstance(part, Direct):
+        return None
+    other = read[0].to(part.dtype)
+    return Outer(part.grads[:, None], other.expand(part.batch, 1, -1)) if i == 0 else Direct(part.grads @ other)
+
+
+def _dot(node: Any, i: int, part: Contribution) -> Contribution | None:
+    read = saved(node, "other" if i == 0 else "self")
+    if read is None or not isinstance(part, Direct) or read[0].is_complex():
+        return None
+    return Direct(part.grads.reshape(-1, 1) * read[0])
+
+
+def _weight_norm(node: Any, i: int, part: Contribution) -> Contribution | None:
+    """w = g v / |v|, row by row: with u = v / |v|, g gets <G, u> and v gets g / |v| (G - <G, u> u)."""
+    read = saved(node, "v", "g", "result1")
+    if read is None or node._saved_dim != 0:
+        return None
+    v, g, norms = read
+    products = row_products(part, v / norms)
+    if products is None:
+        return None
+    if i == 1:
+        return Direct(products.reshape(-1, *g.shape))
+    rate = (g / norms).reshape(-1)
+    along = scaled(part, (g / norms).reshape(-1, *[1] * (v.dim() - 1)), v.shape)
+    return None if along is None else Shared([along, RowScaled(-products * rate, v / norms)])
+
+
+STEPS: dict[str, Callable[[Any, int, Contribution], Contribution | None]] = {
+    "AddBackward0": _add,
+    "SubBackward0": lambda node, i, part: _add(node, i, part, -1.0),
+    "NegBackward0": lambda node, i, part: scaled(part, -1.0, input_shape(node, 0)),
+    "MulBackward0": _multiply,
+    "DivBackward0": _divide,
+    "MmBackward0": _mm,
+    "MvBackward0": _mv,
+    "DotBackward0": _dot,
+    "VdotBackward0": _dot,
+    "WeightNormInterfaceBackward0": _weight_norm,
+}
+"""Operations on parameters alone, to what they do to a contribution at an input."""

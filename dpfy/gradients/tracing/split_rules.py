@@ -1,0 +1,283 @@
+"""What operations at a split point do to the parameter that they meet the batch with: contributions at once for all examples.
+
+Where a parameter, or anything computed from parameters, is multiplied, added, convolved or looked up with data, the gradient that arrives
+has one part per example, and so has the part of every example at the parameter's side: rows of the saved input times rows of the gradient.
+A rule reads the node of the autograd graph before the backward pass and answers with a function of the gradient, or None if this
+node is none of its kind; then the example's parts are sent down one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpfy.gradients.contributions.contribution import Contribution, Direct, wide
+from dpfy.gradients.contributions.convolution import Convolution, Geometry
+from dpfy.gradients.contributions.embedding import EmbeddingGradient
+from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.placed import Stacked
+from dpfy.gradients.layers.rule import as_positions, total_space
+from dpfy.gradients.tracing.tape import BatchAxis
+
+Maker = Callable[[Tensor, int], Contribution]
+"""The gradient that arrives at a node, and the number of examples, to the contribution at one input of the node."""
+
+Rule = Callable[[Any, int, BatchAxis], Maker | None]
+"""A node, the number of its input, and where the batch lies in its gradient, to the maker of contributions there."""
+
+MOST_BLOCKS = 128
+"""Products of so many blocks (heads, experts) are taken block by block."""
+
+
+def saved(node: Any, *names: str) -> tuple[Any, ...] | None:
+    """Tensors that `node` saved; None if a hook guards them: under activation checkpointing only the node itself may unpack them."""
+    for name in names:
+        raw = getattr(node, f"_raw_saved_{name}", None)
+        if raw is None or getattr(raw, "unpack_hook", True) is not None:
+            return None
+    found = tuple(getattr(node, f"_saved_{name}") for name in names)
+    return None if any(t is None for t in found) else found
+
+
+def input_shape(node: Any, i: int) -> torch.Size:
+    """The shape of input `i` of `node`."""
+    child, number = node.next_functions[i]
+    return torch.Size(child._input_metadata[number].shape)
+
+
+def maker(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """How input `i` of `node` gets its contribution; None if no rule here explains it."""
+    rule = RULES.get(node.name())
+    return None if rule is None or not _real(node, i) else rule(node, i, axis)
+
+
+def _real(node: Any, i: int) -> bool:
+    child, number = node.next_functions[i]
+    return not any(meta.dtype.is_complex for meta in (node._input_metadata[0], child._input_metadata[number]))
+
+
+def _outer(left: Tensor, right: Tensor, axis: BatchAxis, batch: int, factor: float = 1.0) -> Outer:
+    """Sum over the examples' positions of left[t] (x) right[t]: two matrices whose first dimension holds the batch like `axis`."""
+    first, second = (as_positions(axis.at(0).rows_first(t, batch)) for t in (left, right))
+    if factor != 1:
+        first = first * factor
+    dtype = torch.promote_types(first.dtype, second.dtype)
+    return Outer(first.to(dtype), second.to(dtype))
+
+
+def _mm(node: Any, i: int, axis: BatchAxis, names: tuple[str, str] = ("self", "mat2"), factor: float = 1.0) -> Maker | None:
+    """y = a b. Rows of y are rows of a, columns of y are columns of b."""
+    if axis.dim != 1 - i or (other := saved(node, names[1 - i])) is None:
+        return None
+    data = other[0]
+    if i == 1:
+        return lambda g, batch: _outer(data, g, axis, batch, factor)
+    return lambda g, batch: _outer(g.t(), data.t(), axis, batch, factor)
+
+
+def _addmm(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """y = beta c + alpha a b."""
+    if i == 0:
+        return _spread(lambda g: g if node._saved_beta == 1 else g * node._saved_beta, node, i, axis)
+    return _mm(node, i - 1, axis, ("mat1", "mat2"), node._saved_alpha)
+
+
+def _bmm(node: Any, i: int, axis: BatchAxis, names: tuple[str, str] = ("self", "mat2"), factor: float = 1.0) -> Maker | None:
+    """The same for a stack of matrices, as einsum makes it."""
+    blocks = node._input_metadata[0].shape[0]
+    if axis.dim != 2 - i or blocks > MOST_BLOCKS or (other := saved(node, names[1 - i])) is None:
+        return None
+    data = other[0]
+
+    def make(g: Tensor, batch: int) -> Contribution:
+        pairs = zip(data, g, strict=True) if i == 1 else zip(g.mT, data.mT, strict=True)
+        return Stacked([_outer(left, right, axis, batch, factor) for left, right in pairs])
+
+    return make
+
+
+def _baddbmm(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    if i == 0:
+        return _spread(lambda g: g if node._saved_beta == 1 else g * node._saved_beta, node, i, axis)
+    return _bmm(node, i - 1, axis, ("batch1", "batch2"), node._saved_alpha)
+
+
+def _mv(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """y = a v."""
+    if i != 1 or (other := saved(node, "self")) is None:
+        return None
+    data = other[0]
+
+    def make(g: Tensor, batch: int) -> Contribution:
+        rows, grads = (axis.rows_first(t, batch) for t in (data, g))
+        return Direct(torch.bmm(wide(grads).reshape(batch, 1, -1), wide(as_positions(rows))).squeeze(1))
+
+    return make
+
+
+def _convolution(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """Input 1 is the weight, input 2 the bias."""
+    if axis.dim != 0 or i == 0:
+        return None
+    read = saved(node, "input", "weight") if i == 1 else ()
+    if read is None:
+        return None
+    extra = tuple(node._saved_output_padding) if node._saved_transposed else ()
+    stride, padding, dilation = (tuple(getattr(node, f"_saved_{name}")) for name in ("stride", "padding", "dilation"))
+    how = Geometry(stride, padding, dilation, node._saved_groups, bool(node._saved_transposed), extra)
+
+    def make(g: Tensor, batch: int) -> Contribution:
+        images = len(g) // batch
+        if i == 2:
+            sums = axis.rows_first(total_space(g), batch)
+            return Direct(sums if images == 1 else sums.sum(1))
+        inputs, grads = (axis.rows_first(t, batch) for t in (read[0], g))
+        if images > 1:
+            inputs, grads = inputs.flatten(0, 1), grads.flatten(0, 1)
+        return Convolution(inputs.to(g.dtype), grads, read[1].detach().to(g.dtype), how, images)
+
+    return make
+
+
+def _lookup(index: Tensor, axis: BatchAxis, count: int, padding: int = -1) -> Maker | None:
+    """Rows of a table at `index`, of whose dimensions one holds the batch."""
+    if axis.dim >= index.dim():
+        return None
+
+    def make(g: Tensor, batch: int) -> Contribution:
+        where = axis.rows_first(index, batch).reshape(batch, -1) % count
+        grads = axis.rows_first(g, batch).reshape(*where.shape, -1)
+        if padding >= 0:
+            grads = grads.masked_fill((where == padding)[..., None], 0.0)
+        return EmbeddingGradient(where, grads, count)
+
+    return make
+
+
+def _embedding(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    if node._saved_scale_grad_by_freq or (read := saved(node, "indices")) is None:
+        return None
+    padding = node._saved_padding_idx
+    return _lookup(read[0], axis, node._saved_weight_sym_argsize_0, padding if 0 <= padding < 2**62 else -1)
+
+
+def _index(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """table[index], by whole numbers in the first dimension."""
+    if any(getattr(raw, "unpack_hook", True) is not None for raw in node._raw_saved_indices):
+        return None
+    first, *others = node._saved_indices
+    if first is None or first.dtype == torch.bool or any(t is not None for t in others):
+        return None
+    return _lookup(first, axis, node._saved_self_sym_sizes[0])
+
+
+def _index_select(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    read = saved(node, "index")
+    return None if read is None or node._saved_dim != 0 else _lookup(read[0], axis, node._saved_self_sym_sizes[0])
+
+
+def _bilinear(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """y = x' W z, for every output: sums of products of three."""
+    plan = tuple(list(getattr(node, f"_saved_{name}")) for name in ("expand1", "expand2", "expand3", "sumdim"))
+    if i != 1 or plan != ([1, 3], [0], [1, 2], [2, 3]) or axis.dim != 0 or (read := saved(node, "i1", "i3")) is None:
+        return None
+    first, second = read
+    return lambda g, batch: _outer((g[:, :, None] * first[:, None, :]).flatten(1), second, axis, batch)
+
+
+def _spread(local: Callable[[Tensor], Tensor], node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """An input that broadcasts over the batch: `local` gives its gradient before that is summed to the input's shape."""
+    shape, out = input_shape(node, i), len(node._input_metadata[0].shape)
+    missing = out - len(shape)
+    if missing < 0 or (axis.dim >= missing and shape[axis.dim - missing] != 1):
+        return None
+    kept = (*[1] * missing, *shape)
+
+    def make(g: Tensor, batch: int) -> Contribution:
+        t = local(g)
+        wider = torch.float64 if t.dtype == torch.float64 else torch.float32
+        summed = [j for j in range(t.dim()) if j != axis.dim and kept[j] == 1 and t.shape[j] > 1]
+        each = axis.rows_first(t.sum(summed, keepdim=True, dtype=wider) if summed else t, batch)
+        if axis.folded:  # positions of an example lie where the batch lay
+            each = each.sum(axis.dim + 1, dtype=wider)
+        return Direct(each.reshape(batch, *shape))
+
+    return make
+
+
+def _add(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    alpha = node._saved_alpha if i else 1
+    return _spread(lambda g: g if alpha == 1 else g * alpha, node, i, axis)
+
+
+def _subtract(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    alpha = -node._saved_alpha if i else 1
+    return _spread(lambda g: g if alpha == 1 else g * alpha, node, i, axis)
+
+
+def _multiply(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    read = saved(node, "other" if i == 0 else "self")
+    return None if read is None else _spread(lambda g: g * read[0], node, i, axis)
+
+
+def _divide(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """x / y by x: 1 / y; by y: - x / y^2."""
+    read = saved(node, "other") if i == 0 else saved(node, "self", "other")
+    if read is None:
+        return None
+    return _spread((lambda g: g / read[0]) if i == 0 else (lambda g: -g * ((read[0] / read[1]) / read[1])), node, i, axis)
+
+
+def _prelu(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    read = saved(node, "self") if i == 1 else None
+    return None if read is None else _spread(lambda g: g * read[0].clamp(max=0), node, i, axis)
+
+
+def _layer_norm(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """Input 1 is the scale, input 2 the shift."""
+    if i == 2:
+        return _spread(lambda g: g, node, i, axis)
+    read = saved(node, "input", "result1", "result2") if i == 1 else None
+    return None if read is None else _spread(lambda g: g * ((read[0] - read[1]) * read[2]), node, i, axis)
+
+
+def _group_norm(node: Any, i: int, axis: BatchAxis) -> Maker | None:
+    """The same, with the channels in the second dimension."""
+    read = () if i == 2 else saved(node, "input", "result1", "result2") if i == 1 else None
+    if read is None or axis.dim != 0:
+        return None
+
+    def make(g: Tensor, batch: int) -> Contribution:
+        if i == 1:
+            x, mean, rstd = (t.reshape(len(g), node._saved_group, -1) for t in read)
+            g = g * ((x - mean) * rstd).view_as(g)
+        sums = axis.rows_first(total_space(g), batch)
+        return Direct(sums.sum(1) if axis.folded else sums)
+
+    return make
+
+
+RULES: dict[str, Rule] = {
+    "MmBackward0": _mm,
+    "AddmmBackward0": _addmm,
+    "BmmBackward0": _bmm,
+    "BaddbmmBackward0": _baddbmm,
+    "MvBackward0": _mv,
+    "TrilinearBackward0": _bilinear,
+    "ConvolutionBackward0": _convolution,
+    "EmbeddingBackward0": _embedding,
+    "IndexBackward0": _index,
+    "IndexSelectBackward0": _index_select,
+    "ExpandBackward0": lambda node, i, axis: _spread(lambda g: g, node, i, axis),
+    "AddBackward0": _add,
+    "SubBackward0": _subtract,
+    "MulBackward0": _multiply,
+    "DivBackward0": _divide,
+    "PreluKernelBackward0": _prelu,
+    "NativeLayerNormBackward0": _layer_norm,
+    "NativeGroupNormBackward0": _group_norm,
+}
+"""Operations that a parameter meets the batch in."""
