@@ -137,6 +137,18 @@ class Bag(nn.Module):
         return self.head(self.table(index).mean(1))
 
 
+class Sequences(nn.Module):
+    """Token embeddings, two recurrent layers, a linear layer on the last output."""
+
+    def __init__(self, kind: type[nn.RNNBase], width: int, vocabulary: int = 2048, classes: int = 10) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, classes)
+        self.layers = kind(width, width, num_layers=2, batch_first=True)  # type: ignore[call-arg, arg-type]
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.head(self.layers(self.table(index))[0][:, -1])
+
+
 def perceptron(*widths: int) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     layers: list[nn.Module] = []
@@ -220,6 +232,8 @@ CPU: dict[str, Case] = {
     "gpt-16": Case(lambda: Gpt(4, 256, 4, 8192, 128), text(16, 128, 8192), tokens),
     "logistic-4096": Case(lambda: perceptron(784, 10), images(4096, 784), classes),
     "encoder-16": Case(lambda: Encoder(4, 256, 4), sentences(16, 128, 8192), classes),
+    "lstm-32": Case(lambda: Sequences(nn.LSTM, 256), zipf(32, 64, 2048), classes),
+    "gru-32": Case(lambda: Sequences(nn.GRU, 256), zipf(32, 64, 2048), classes),
     "bag-256": Case(Bag, zipf(256, 64, 50_000), classes),
 }
 
@@ -231,6 +245,8 @@ GPU: dict[str, Case] = {
     "convnext-64": Case(ConvNext, images(64, 3, 128, 128, kinds=100), classes),
     "mobilenet-256": Case(MobileNet, images(256, 3, 32, 32), classes),
     "unet-16": Case(UNet, maps(16, 128, 4), pixels),
+    "lstm-128": Case(lambda: Sequences(nn.LSTM, 512), zipf(128, 64, 2048), classes),
+    "gru-128": Case(lambda: Sequences(nn.GRU, 512), zipf(128, 64, 2048), classes),
     "mlp-4096": Case(lambda: perceptron(784, 4096, 4096, 10), images(4096, 784), classes),
     "encoder-t128-64": Case(lambda: Encoder(12, 768, 12, vocabulary=30522), sentences(64, 128, 30522), classes),
     "llama-160m-16": Case(lambda: Llama(14, 768, 12, 4, 3072, 50304), text(16, 512, 50257), tokens),

@@ -148,6 +148,8 @@ class Outer:
         left, right = self.left, self.right
         if left.dtype == torch.float16 or (left.dtype == torch.bfloat16 and not left.is_cuda):
             left, right, weights, scratch = left.float(), right.float(), weights.float(), None
+        if _positions_first(left) and _positions_first(right):  # the sum may go in the order of memory
+            left, right, weights = left.transpose(0, 1), right.transpose(0, 1), weights.view(1, -1, 1)
         if left.shape[-1] < right.shape[-1]:  # of two alike the inputs: output gradients are less alike, see GramRounding
             left = scaled(left, weights, scratch)
         else:
@@ -159,3 +161,8 @@ class Outer:
 
     def cleaned(self, keep: Tensor) -> Outer:
         return Outer(kept(self.left, keep), kept(self.right, keep))
+
+
+def _positions_first(t: Tensor) -> bool:
+    """Whether [batch, positions, width] lies in memory as [positions, batch, width]."""
+    return t.stride(0) < t.stride(1) and t.transpose(0, 1).is_contiguous()

@@ -34,7 +34,8 @@ class LayerRule:
 def plain_parameters(module: nn.Module, own: tuple[str, ...] = ("weight", "bias")) -> bool:
     """Whether `own` are the module's own parameters: not computed by a parametrization, and nothing beside them."""
     names = {name for name, p in module._parameters.items() if p is not None}
-    read = {name for name in own if getattr(module, name, None) is not None}
+    listed = getattr(module, "_flat_weights_names", own)  # recurrent layers have a list of theirs
+    read = {name for name in listed if getattr(module, name, None) is not None}
     return names == read
 
 

@@ -1,0 +1,272 @@
+"""The recurrence of one direction of one recurrent layer, step by step in memory that is reused, and its way back.
+
+Everything here works on what torch calls gates: the products of the inputs, of all steps, made before the recurrence begins, to which
+each step adds the product of the state before it. The way back gives the gradient of these gates for all steps at once, from which
+weights and biases get theirs as one sum over steps: a recurrent layer is then as good as a linear one. Time comes first, then the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The order of the steps, and to how many examples, the first ones, each belongs (None: to all)."""
+
+    length: int
+    reverse: bool = False
+    sizes: tuple[int, ...] | None = None
+
+    def order(self, batch: int, back: bool = False) -> list[tuple[int, int]]:
+        """(step, examples) as they run, or as they are gone back."""
+        times = range(self.length)
+        sizes = self.sizes or (batch,) * self.length
+        return [(t, sizes[t]) for t in (reversed(times) if self.reverse is not back else times)]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a step multiplies the state with. `shift`: what a GRU adds inside of its reset gate. `project`: the projection of an LSTM."""
+
+    hidden: Tensor
+    shift: Tensor | None = None
+    project: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> Weights:
+        """In another type."""
+        shift, project = (None if t is None else t.to(dtype) for t in (self.shift, self.project))
+        return Weights(self.hidden.to(dtype), shift, project)
+
+
+@dataclass(frozen=True)
+class Back:
+    """Gradients of the gates of all steps, of the first states, and of what an LSTM with a projection gives out at every step."""
+
+    gates: Tensor
+    hidden: Tensor
+    cell: Tensor | None = None
+    projected: Tensor | None = None
+
+
+Kept = tuple[Tensor, ...]
+Grad = Tensor | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A recurrence that has run. `kept` is for the way back, which takes it and the gradients of output, last state and last cell.
+
+    The output of a step that an example does not have is the state it has there. `reset`: the reset gates of a GRU at all steps;
+    `full`: the outputs of an LSTM at all steps before their projection.
+    """
+
+    output: Tensor
+    hidden: Tensor
+    cell: Tensor | None
+    kept: Kept
+    back: Callable[[Kept, Grad, Grad, Grad], Back]
+    reset: Tensor | None = None
+    full: Tensor | None = None
+
+
+def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) -> Made:
+    """Input, forget and output gate and the new values, in this order: i, f, g, o. `gates` is overwritten."""
+    length, batch, width = gates.shape[0], gates.shape[1], gates.shape[2] // 4
+    project = weights.project
+    output = gates.new_empty(length, batch, h.shape[1])
+    full = output if project is None else gates.new_empty(length, batch, width)
+    cells, scratch = gates.new_empty(length + 1, batch, width), gates.new_empty(batch, width)
+    i, f, g, o = (part.unbind(0) for part in gates.split(width, 2))
+    here, there = (1, 0) if steps.reverse else (0, 1)
+    cells[length if steps.reverse else 0] = c
+    each, outs, fulls, matrix = gates.unbind(0), output.unbind(0), full.unbind(0), weights.hidden.t()
+    cell = cells.unbind(0)
+    for t, n in steps.order(batch):
+        before, after = cell[t + here], cell[t + there]
+        if n < batch:
+            outs[t][n:], after[n:] = h[n:], before[n:]
+            full[t, n:] = 0.0 if project is not None else h[n:]
+        step, ti, tf, tg, to, before, after, out, whole, room = (
+            part if n == batch else part[:n]
+            for part in (each[t], i[t], f[t], g[t], o[t], before, after, outs[t], fulls[t], scratch)
+        )
+        step.addmm_(h if n == batch else h[:n], matrix)
+        _tanh_beside(tg, step)
+        torch.mul(tf, before, out=after).addcmul_(ti, tg)
+        torch.mul(to, _tanh(after, room), out=whole)
+        if project is not None:
+            torch.mm(whole, project.t(), out=out)
+        h = outs[t]
+    kept = (gates, cells, weights.hidden) if project is None else (gates, cells, weights.hidden, project)
+
+    def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
+        return _lstm_back(kept, steps, output, hidden, cell)
+
+    last = 0 if steps.reverse else length
+    return Made(output, h.clone(), cells[last].clone(), kept, back, full=None if project is None else full)
+
+
+def _tanh(t: Tensor, out: Tensor) -> Tensor:
+    """tanh as 2 sigmoid(2 t) - 1: torch's sigmoid takes a fifth of the time of its tanh on a CPU."""
+    return torch.mul(t, 2.0, out=out).sigmoid_().mul_(2.0).sub_(1.0)
+
+
+def _tanh_beside(t: Tensor, whole: Tensor) -> None:
+    """In place, tanh of `t` and the sigmoid of the rest of `whole`."""
+    t.mul_(2.0)
+    whole.sigmoid_()
+    t.mul_(2.0).sub_(1.0)
+
+
+def _lstm_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad, cell: Grad) -> Back:
+    gates, cells, matrix = kept[:3]
+    project = kept[3] if len(kept) > 3 else None
+    length, batch, width = gates.shape[0], gates.shape[1], gates.shape[2] // 4
+    before, after = (cells[1:], cells[:-1]) if steps.reverse else (cells[:-1], cells[1:])
+    found, through = _lstm_slopes(gates, before, after)
+    f, inward = gates[..., width : 2 * width].unbind(0), found.view(length, batch, 4, width)[:, :, :3].unbind(0)
+    each, outward, passed = found.unbind(0), found[..., 3 * width :].unbind(0), through.unbind(0)
+    grads = None if output is None else output.unbind(0)
+    dh = gates.new_zeros(batch, matrix.shape[1]) if hidden is None else hidden.to(gates.dtype, copy=True)
+    dc = gates.new_zeros(batch, width) if cell is None else cell.to(gates.dtype, copy=True)
+    projected = None if project is None else gates.new_zeros(length, batch, matrix.shape[1])
+    for t, n in steps.order(batch, back=True):
+        step, ti, to, tf, tc, th, tcell = (
+            part if n == batch else part[:n] for part in (each[t], inward[t], outward[t], f[t], passed[t], dh, dc)
+        )
+        if grads is not None:
+            th.add_(grads[t] if n == batch else grads[t][:n])
+        wide = th
+        if project is not None and projected is not None:
+            projected[t, :n] = th
+            wide = th @ project
+        tcell.addcmul_(wide, tc)
+        ti.mul_(tcell.unsqueeze(1))
+        to.mul_(wide)
+        tcell.mul_(tf)
+        torch.mm(step, matrix, out=th)
+        if n < batch:
+            each[t][n:] = 0.0
+    return Back(found, dh, dc, projected)
+
+
+def _lstm_slopes(gates: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """What multiplies the gradient of the cell (of the output, for o) to give that of each gate; and the output's, to give the cell's."""
+    i, _, g, o = gates.chunk(4, 2)
+    found = torch.empty_like(gates)
+    through = torch.empty_like(after, memory_format=torch.contiguous_format)
+    for part in _cached(gates):
+        slope = found[part]
+        si, sf, sg, so = slope.chunk(4, 2)
+        pi, pg, po, out = i[part], g[part], o[part], through[part]
+        torch.addcmul(gates[part], gates[part], gates[part], value=-1.0, out=slope)  # s (1 - s), the slope of a sigmoid
+        si.mul_(pg)
+        sf.mul_(before[part])
+        torch.mul(pg, pg, out=sg).neg_().add_(1.0).mul_(pi)
+        _tanh(after[part], out)
+        so.mul_(out)
+        out.square_().neg_().add_(1.0).mul_(po)
+    return found, through
+
+
+def _cached(t: Tensor) -> list[slice]:
+    """Some steps at a time, so that passes over them stay in the cache of a CPU."""
+    some = len(t) if t.is_cuda else max(1, 2**17 // max(1, t[0].numel()))
+    return [slice(start, start + some) for start in range(0, len(t), some)]
+
+
+def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps) -> Made:
+    """Reset and update gate and the new values: r, z, n. `gates` is overwritten."""
+    length, batch, width = gates.shape[0], gates.shape[1], gates.shape[2] // 3
+    output, inner = gates.new_empty(length, batch, width), gates.new_empty(length, batch, width)
+    first = h
+    both, new = gates[..., : 2 * width].unbind(0), gates[..., 2 * width :].unbind(0)
+    r, z = gates[..., :width].unbind(0), gates[..., width : 2 * width].unbind(0)
+    outs, inners = output.unbind(0), inner.unbind(0)
+    pair, last = weights.hidden[: 2 * width].t(), weights.hidden[2 * width :].t()
+    shift = gates.new_zeros(width) if weights.shift is None else weights.shift
+    for t, n in steps.order(batch):
+        if n < batch:
+            outs[t][n:], inner[t, n:] = h[n:], 0.0
+        tb, tn, tr, tz, out, ti, th = (
+            part if n == batch else part[:n] for part in (both[t], new[t], r[t], z[t], outs[t], inners[t], h)
+        )
+        tb.addmm_(th, pair).sigmoid_()
+        torch.addmm(shift, th, last, out=ti)
+        tn.addcmul_(tr, ti).tanh_()
+        torch.lerp(tn, th, tz, out=out)
+        h = outs[t]
+
+    def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
+        return _gru_back(kept, steps, output, hidden)
+
+    return Made(output, h.clone(), None, (gates, inner, output, first, weights.hidden), back, reset=gates[..., :width])
+
+
+def before_each(output: Tensor, first: Tensor, reverse: bool) -> Tensor:
+    """The state before every step, from the outputs and the first state."""
+    return torch.cat([output[1:], first[None]] if reverse else [first[None], output[:-1]])
+
+
+def _gru_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad) -> Back:
+    gates, inner, outputs, first, matrix = kept
+    batch, width = gates.shape[1], gates.shape[2] // 3
+    r, z, new = gates.split(width, 2)
+    found = gates * (1.0 - gates)
+    found[..., 2 * width :] = (1.0 - z) * (1.0 - new.square())
+    found[..., width : 2 * width].mul_(before_each(outputs, first, steps.reverse).sub_(new))
+    found[..., :width].mul_(found[..., 2 * width :]).mul_(inner)
+    slopes = found.view(*found.shape[:2], 3, width).unbind(0)
+    each, grads = found.unbind(0), None if output is None else output.unbind(0)
+    resets, updates, inward = r.unbind(0), z.unbind(0), gates.new_empty(batch, 3 * width)
+    dh = gates.new_zeros(batch, width) if hidden is None else hidden.to(gates.dtype, copy=True)
+    for t, n in steps.order(batch, back=True):
+        slope, step, tr, tz, th, ti = (
+            part if n == batch else part[:n] for part in (slopes[t], each[t], resets[t], updates[t], dh, inward)
+        )
+        if grads is not None:
+            th.add_(grads[t] if n == batch else grads[t][:n])
+        slope.mul_(th.unsqueeze(1))
+        ti.copy_(step)[:, 2 * width :].mul_(tr)
+        th.mul_(tz).addmm_(ti, matrix)
+        if n < batch:
+            each[t][n:] = 0.0
+    return Back(found, dh)
+
+
+def plain(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, positive: bool) -> Made:
+    """tanh of the gates, or their `positive` parts. The output lies where the gates lay."""
+    batch, matrix, outs = gates.shape[1], weights.hidden.t(), gates.unbind(0)
+    for t, n in steps.order(batch):
+        if n < batch:
+            outs[t][n:] = h[n:]
+        step = outs[t] if n == batch else outs[t][:n]
+        step.addmm_(h if n == batch else h[:n], matrix)
+        step.relu_() if positive else step.tanh_()
+        h = outs[t]
+
+    def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
+        return _plain_back(kept, steps, output, hidden, positive)
+
+    return Made(gates, h.clone(), None, (gates, weights.hidden), back)
+
+
+def _plain_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad, positive: bool) -> Back:
+    outputs, matrix = kept
+    found = (outputs > 0).to(outputs.dtype) if positive else 1.0 - outputs.square()
+    batch, each, grads = outputs.shape[1], found.unbind(0), None if output is None else output.unbind(0)
+    dh = outputs.new_zeros(outputs.shape[1:]) if hidden is None else hidden.to(outputs.dtype, copy=True)
+    for t, n in steps.order(batch, back=True):
+        step, th = (each[t], dh) if n == batch else (each[t][:n], dh[:n])
+        if grads is not None:
+            th.add_(grads[t] if n == batch else grads[t][:n])
+        step.mul_(th)
+        torch.mm(step, matrix, out=th)
+        if n < batch:
+            each[t][n:] = 0.0
+    return Back(found, dh)

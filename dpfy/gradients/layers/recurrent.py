@@ -1,0 +1,307 @@
+"""`nn.LSTM`, `nn.GRU` and `nn.RNN`: layer by layer and direction by direction, a product with the inputs of all steps, then a recurrence.
+
+The product is that of an ordinary linear layer. The recurrence is one node of the autograd graph; what comes back from it, the gradient
+of the gates at every step, is reported. With the inputs and the states before every step it explains all parameters of the direction:
+sums over steps of outer products, and of the gates' gradients themselves.
+
+On CUDA the recurrence is cuDNN's where cuDNN can do it (``layers/cudnn.py``), else and on a CPU that of ``layers/recurrence.py``. Norms and
+sums are made from the same reported tensors, so whatever rounding happened before they were reported (TF32, bfloat16) needs no allowance
+in the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn.utils.rnn import PackedSequence
+
+from dpfy.gradients.contributions.contribution import Contribution, Direct
+from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.engine import no_autocast
+from dpfy.gradients.layers import cudnn, fused
+from dpfy.gradients.layers.recurrence import Made, Steps, Weights, before_each, gru, lstm, plain
+from dpfy.gradients.layers.rule import Found, View, as_positions, constant, total, wanted
+from dpfy.gradients.tracing.tape import Explain, Site, Tape, Where, reads, report
+
+_NO_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+
+
+def fits_recurrent(module: nn.RNNBase) -> bool:
+    """Whether it multiplies with its own parameters."""
+    names = module._flat_weights_names
+    return all(a is module._parameters.get(name) for a, name in zip(module._flat_weights, names, strict=True))
+
+
+def run_recurrent(module: Any, tape: Tape, site: Site, input: Any, hx: Any = None) -> Any:
+    """What the module computes; what torch would refuse, or nobody wants the gradient of, runs as the module itself does."""
+    alone = isinstance(input, Tensor) and input.dim() == 2
+    if alone:  # one sequence is a batch of one
+        axis = 0 if module.batch_first else 1
+        input, hx = input.unsqueeze(axis), _each(hx, lambda t: t.unsqueeze(1))
+    if not torch.is_grad_enabled() or not _known(module, input, hx):
+        output, last = type(module).forward(module, input, hx)
+    else:
+        output, last = _run(module, tape, site, input, hx)
+    return (output.squeeze(axis), _each(last, lambda t: t.squeeze(1))) if alone else (output, last)
+
+
+def _run(module: Any, tape: Tape, site: Site, input: Any, hx: Any) -> tuple[Any, Any]:
+    """Outputs and last states, as the module gives them."""
+    how, x = _Sequences.of(input, module)
+    first = how.first_states(hx, len(module._all_weights))
+    names, directions = iter(module._all_weights), (False, True) if module.bidirectional else (False,)
+    last: list[tuple[Tensor, ...]] = []
+    for layer in range(module.num_layers):
+        if layer and module.dropout:
+            x = F.dropout(x, module.dropout, module.training)
+        made = [_Direction.of(module, next(names), back, tape, site).run(x, next(first), how) for back in directions]
+        x = made[0][0] if len(made) == 1 else torch.cat([each[0] for each in made], 2)
+        last += [each[1:] for each in made]
+    ends = [torch.stack(each) for each in zip(*last, strict=True)]
+    if how.order is not None:
+        ends = [t.index_select(1, how.order) for t in ends]
+    return how.given_back(x, input, module), ends[0] if len(ends) == 1 else tuple(ends)
+
+
+def _each(states: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """`change` of a state, of a state and a cell, or of nothing."""
+    if states is None:
+        return None
+    return tuple([change(t) for t in states]) if isinstance(states, tuple | list) else change(states)
+
+
+def _known(module: Any, given: Any, hx: Any) -> bool:
+    """Whether a call is one that torch accepts."""
+    packed = isinstance(given, PackedSequence)
+    data = given.data if packed else given
+    if (
+        not isinstance(data, Tensor)
+        or data.dim() != (2 if packed else 3)
+        or data.shape[-1] != module.input_size
+        or not data.numel()
+    ):
+        return False
+    if not fused.cast() and any(p.dtype != data.dtype or p.device != data.device for p in module._flat_weights):
+        return False
+    if hx is None:
+        return True
+    states = hx if isinstance(hx, tuple) else (hx,)
+    if len(states) != (2 if module.mode == "LSTM" else 1) or not all(isinstance(t, Tensor) for t in states):
+        return False
+    sizes = given.batch_sizes if packed else None
+    shapes = [module.get_expected_hidden_size(data, sizes)]
+    if len(states) == 2:
+        shapes.append(module.get_expected_cell_size(data, sizes))
+    same = fused.cast() or all(t.dtype == data.dtype and t.device == data.device for t in states)
+    return same and all(tuple(t.shape) == tuple(shape) for t, shape in zip(states, shapes, strict=True))
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """How the sequences of a call lie: steps, then examples. `sizes`: examples at every step, where they differ; `order`: from sorted by
+    length to the user's order; `rows`: of all steps of all examples in one row, those that exist."""
+
+    length: int
+    batch: int
+    sizes: tuple[int, ...] | None = None
+    order: Tensor | None = None
+    rows: Tensor | None = None
+
+    @classmethod
+    def of(cls, given: Any, module: nn.RNNBase) -> tuple[_Sequences, Tensor]:
+        """Those of an input, and the input as [step, example, feature]."""
+        if not isinstance(given, PackedSequence):
+            x = (given.transpose(0, 1) if module.batch_first else given).contiguous()
+            return cls(x.shape[0], x.shape[1]), x
+        sizes = tuple(given.batch_sizes.tolist())
+        length, batch = len(sizes), sizes[0]
+        if sizes[-1] == batch:
+            return cls(length, batch, order=given.unsorted_indices), given.data.view(length, batch, -1)
+        rows = (torch.arange(batch) < given.batch_sizes[:, None]).flatten().nonzero().squeeze(1).to(given.data.device)
+        dense = given.data.new_zeros(length * batch, given.data.shape[1]).index_copy(0, rows, given.data)
+        return cls(length, batch, sizes, given.unsorted_indices, rows), dense.view(length, batch, -1)
+
+    def first_states(self, hx: Any, count: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        """The state and cell before the first step, sorted as the examples, for each of `count` directions."""
+        states: list[Tensor | None] = [*hx] if isinstance(hx, tuple) else [hx]
+        if self.order is not None:
+            states = [None if t is None else t.index_select(1, self.order.argsort()) for t in states]
+        each = [[None] * count if t is None else t.unbind(0) for t in (*states, None)]
+        return iter(list(zip(each[0], each[1], strict=True)))
+
+    def given_back(self, y: Tensor, given: Any, module: nn.RNNBase) -> Any:
+        """The output [step, example, feature] in the form of the input. Where torch lets it be changed in place, it is a copy."""
+        y = y if y.is_cuda else y.clone()
+        if not isinstance(given, PackedSequence):
+            return y.transpose(0, 1) if module.batch_first else y
+        flat = y.flatten(0, 1)
+        flat = flat if self.rows is None else flat.index_select(0, self.rows)
+        return PackedSequence(flat, given.batch_sizes, given.sorted_indices, given.unsorted_indices)
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """One direction of one layer, with its parameters."""
+
+    kind: str
+    reverse: bool
+    parameters: dict[str, Tensor]
+    tape: Tape
+    site: Site
+
+    @classmethod
+    def of(cls, module: Any, names: list[str], reverse: bool, tape: Tape, site: Site) -> _Direction:
+        """With the parameters that the module calls `names`."""
+        parameters = {name.rsplit("_l", 1)[0]: module._parameters[name] for name in names}
+        return cls(module.mode, reverse, parameters, tape, site)
+
+    def run(self, x: Tensor, first: tuple[Tensor | None, Tensor | None], how: _Sequences) -> tuple[Tensor, ...]:
+        """Outputs of all steps, the last state, and the last cell of an LSTM, from the `first` state and cell, where there are any."""
+        h, c = first
+        flat = F.linear(x.flatten(0, 1), self.parameters["weight_ih"].detach(), self._shift())
+        with torch.no_grad(), no_autocast(flat.device.type), torch._C._ExcludeDispatchKeyGuard(_NO_VIEWS):
+            made = self._recur(flat.detach().view(how.length, how.batch, -1), constant(h), constant(c), how)
+        known = h is not None or how.length == 1  # else the states before are outputs, and zeros before the first
+        before = before_each(made.output, _first(made.output, constant(h)), self.reverse) if known else made.output
+        saved = [x, before] if made.reset is None else [x, before, made.reset]
+        gates = self._reported(flat, self._explain(known), saved, how, (self.kind, self.reverse, known))
+        projected = None
+        if made.full is not None:
+            place = made.output.new_empty(how.length * how.batch, made.output.shape[-1])
+            projected = self._reported(place, self._explain_projection, [made.full], how, ("projection",))
+        return _Recurrence.apply(gates, projected, h, c, made)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _shift(self) -> Tensor | None:
+        """The biases that are added before the recurrence: all but that inside of a GRU's reset gate."""
+        if "bias_ih" not in self.parameters:
+            return None
+        first, second = self.parameters["bias_ih"].detach(), self.parameters["bias_hh"].detach()
+        if self.kind != "GRU":
+            return first + second
+        width = len(second) // 3
+        return first + F.pad(second[: 2 * width], (0, width))
+
+    def _recur(self, gates: Tensor, h: Tensor | None, c: Tensor | None, how: _Sequences) -> Made:
+        """The recurrence, in float32 or wider where it is our own."""
+        narrow, bias = gates.dtype, constant(self.parameters.get("bias_hh"))
+        shift = bias[-(len(bias) // 3) :] if self.kind == "GRU" and bias is not None else None
+        weights = Weights(self.parameters["weight_hh"].detach(), shift, constant(self.parameters.get("weight_hr")))
+        steps, fast = Steps(how.length, self.reverse, how.sizes), cudnn.usable(gates, weights)
+        dtype = narrow if fast or narrow == torch.float64 else torch.float32
+        gates, weights = gates.to(dtype), weights.to(dtype)
+        h = _first(gates[..., : weights.hidden.shape[1]], h)
+        c = _first(gates[..., : gates.shape[2] // 4], c)
+        if fast:
+            return cudnn.recur(self.kind, gates, weights, h, c if self.kind == "LSTM" else None, steps)
+        if self.kind == "LSTM":
+            made = lstm(gates, weights, h, c, steps)
+        elif self.kind == "GRU":
+            made = gru(gates, weights, h, steps)
+        else:
+            made = plain(gates, weights, h, steps, self.kind == "RNN_RELU")
+        if dtype is narrow:
+            return made
+        cell = None if made.cell is None else made.cell.to(narrow)
+        return replace(made, output=made.output.to(narrow), hidden=made.hidden.to(narrow), cell=cell)
+
+    def _reported(
+        self, flat: Tensor, explain: Explain, saved: list[Tensor], how: _Sequences, facts: tuple[object, ...]
+    ) -> Tensor:
+        """`flat`, [steps times examples, width], as [example, step, width], whose gradient will be reported with the `saved` tensors."""
+        self.tape.unsettled = self.tape.unsettled or not self.site.settled
+        where = (self.tape, self.site, explain, None, facts)
+        told = [t.detach().transpose(0, 1) for t in saved]
+        return _Gates.apply(flat, self.tape.anchor, where, (how.length, how.order), *told)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _explain(self, known: bool) -> Explain:
+        """From the gradients of the gates, inputs, and states before every step (outputs, if these are not `known`) to contributions."""
+        given, reverse, gru = self.parameters, self.reverse, self.kind == "GRU"
+
+        def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+            gates, x, before = (view(t) for t in (g, *saved[:2]))
+            inner = _inside_reset(gates, view(saved[2])) if gru else gates
+            ahead, after = (slice(1, None), slice(None, -1)) if reverse else (slice(None, -1), slice(1, None))
+            late, early = (inner, before) if known else (inner[..., after, :], before[..., ahead, :])
+            sums: dict[int, Contribution] = {}
+
+            def shift(t: Tensor) -> Contribution:
+                return sums.setdefault(id(t), Direct(total(t, 1)))
+
+            return wanted(
+                [
+                    (given["weight_ih"], lambda: _outer(gates, x)),
+                    (given["weight_hh"], lambda: _outer(late, early)),
+                    (given.get("bias_ih"), lambda: shift(gates)),
+                    (given.get("bias_hh"), lambda: shift(inner)),
+                ]
+            )
+
+        return explain
+
+    def _explain_projection(self, g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        """From the gradients of the projected outputs and the outputs before."""
+        return wanted([(self.parameters["weight_hr"], lambda: _outer(view(g), view(saved[0])))])
+
+
+def _first(like: Tensor, state: Tensor | None) -> Tensor:
+    """The state before the first step, [example, width], in the type of `like`, [step, example, width]."""
+    return like.new_zeros(like.shape[1:]) if state is None else state.to(like.dtype)
+
+
+def _outer(g: Tensor, a: Tensor) -> Outer:
+    return Outer(as_positions(g), as_positions(a).to(g.dtype))
+
+
+def _inside_reset(gates: Tensor, reset: Tensor) -> Tensor:
+    """The gradients of what a GRU makes of its state, from those of what it makes of its input: the new values are within a gate."""
+    inner, width = gates.clone(), reset.shape[-1]
+    inner[..., 2 * width :].mul_(reset)
+    return inner
+
+
+class _Gates(Function):
+    """[steps times examples, width] as [example, step, width], in the same memory; its gradient is reported."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, anchor: Tensor, where: Where, how: tuple[int, Tensor | None], *saved: Tensor) -> Tensor:
+        ctx.where, ctx.order = where, how[1]
+        ctx.save_for_backward(*saved)
+        with torch._C._ExcludeDispatchKeyGuard(_NO_VIEWS):
+            return flat.view(how[0], -1, flat.shape[1]).transpose(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        told = (grad, *(ctx.saved_tensors if reads(ctx.where) else ()))
+        if ctx.order is not None:  # losses come in the user's order
+            told = tuple([t.index_select(0, ctx.order) for t in told])
+        report(ctx.where, told[0], told[1:])
+        flat = grad.transpose(0, 1).flatten(0, 1) if ctx.needs_input_grad[0] else None
+        return (flat, *[None] * (len(ctx.needs_input_grad) - 1))
+
+
+class _Recurrence(Function):
+    """A recurrence that has run already, as a function of gates, projected outputs and first states."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, projected: Tensor | None, h: Tensor | None, c: Tensor | None, made: Made
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.back, ctx.like = made.back, [None if t is None else t.dtype for t in (gates, projected, h, c)]
+        ctx.save_for_backward(*made.kept)
+        return (made.output, made.hidden) if made.cell is None else (made.output, made.hidden, made.cell)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        output, hidden, cell = (*grads, None)[:3]
+        back = ctx.back(ctx.saved_tensors, output, hidden, cell)
+        projected = None if back.projected is None else back.projected.transpose(0, 1)
+        found = (back.gates.transpose(0, 1), projected, back.hidden, back.cell)
+        pairs = zip(found, ctx.like, ctx.needs_input_grad, strict=False)
+        return (*[t.to(dtype) if needed and t is not None else None for t, dtype, needed in pairs], None)
