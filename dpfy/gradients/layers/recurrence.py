@@ -8,7 +8,7 @@ weights and biases get theirs as one sum over steps: a recurrent layer is then a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,6 +72,11 @@ class Made:
     back: Callable[[Kept, Grad, Grad, Grad], Back]
     reset: Tensor | None = None
     full: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> Made:
+        """With outputs of another type; the way back stays as it is."""
+        cell = None if self.cell is None else self.cell.to(dtype)
+        return replace(self, output=self.output.to(dtype), hidden=self.hidden.to(dtype), cell=cell)
 
 
 def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) -> Made:

@@ -12,7 +12,7 @@ in the bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -167,6 +167,8 @@ class _Direction:
         flat = F.linear(x.flatten(0, 1), self.parameters["weight_ih"].detach(), self._shift())
         with torch.no_grad(), no_autocast(flat.device.type), torch._C._ExcludeDispatchKeyGuard(_NO_VIEWS):
             made = self._recur(flat.detach().view(how.length, how.batch, -1), constant(h), constant(c), how)
+            # On a CPU torch's autocast leaves the outputs of a GRU as wide as its states.
+            made = made.to(x.dtype if self.kind == "GRU" and not flat.is_cuda else flat.dtype)
         known = h is not None or how.length == 1  # else the states before are outputs, and zeros before the first
         before = before_each(made.output, _first(made.output, constant(h)), self.reverse) if known else made.output
         saved = [x, before] if made.reset is None else [x, before, made.reset]
@@ -189,26 +191,19 @@ class _Direction:
 
     def _recur(self, gates: Tensor, h: Tensor | None, c: Tensor | None, how: _Sequences) -> Made:
         """The recurrence, in float32 or wider where it is our own."""
-        narrow, bias = gates.dtype, constant(self.parameters.get("bias_hh"))
+        bias = constant(self.parameters.get("bias_hh"))
         shift = bias[-(len(bias) // 3) :] if self.kind == "GRU" and bias is not None else None
         weights = Weights(self.parameters["weight_hh"].detach(), shift, constant(self.parameters.get("weight_hr")))
         steps, fast = Steps(how.length, self.reverse, how.sizes), cudnn.usable(gates, weights)
-        dtype = narrow if fast or narrow == torch.float64 else torch.float32
+        dtype = gates.dtype if fast or gates.dtype == torch.float64 else torch.float32
         gates, weights = gates.to(dtype), weights.to(dtype)
         h = _first(gates[..., : weights.hidden.shape[1]], h)
         c = _first(gates[..., : gates.shape[2] // 4], c)
         if fast:
             return cudnn.recur(self.kind, gates, weights, h, c if self.kind == "LSTM" else None, steps)
         if self.kind == "LSTM":
-            made = lstm(gates, weights, h, c, steps)
-        elif self.kind == "GRU":
-            made = gru(gates, weights, h, steps)
-        else:
-            made = plain(gates, weights, h, steps, self.kind == "RNN_RELU")
-        if dtype is narrow:
-            return made
-        cell = None if made.cell is None else made.cell.to(narrow)
-        return replace(made, output=made.output.to(narrow), hidden=made.hidden.to(narrow), cell=cell)
+            return lstm(gates, weights, h, c, steps)
+        return gru(gates, weights, h, steps) if self.kind == "GRU" else plain(gates, weights, h, steps, self.kind == "RNN_RELU")
 
     def _reported(
         self, flat: Tensor, explain: Explain, saved: list[Tensor], how: _Sequences, facts: tuple[object, ...]
