@@ -1,4 +1,4 @@
-"""The kernel for depthwise convolutions: on a GPU, or anywhere with ``TRITON_INTERPRET=1`` and triton installed."""
+"""Kernels for depthwise, grouped and transposed convolutions: on a GPU, or anywhere with ``TRITON_INTERPRET=1`` and triton installed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contributions import grouped
+from dpfy.gradients.contributions import kept_convolution
 from dpfy.gradients.contributions.convolution import Convolution
-from dpfy.gradients.kernels import depthwise
+from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.kernels.depthwise import Taps, tap_sums
 from dpfy.gradients.layers.convolution import geometry
 
@@ -38,10 +38,21 @@ LAYERS: dict[str, tuple[type, tuple[int, ...], dict[str, object], tuple[int, ...
 }
 """The layer, its channels and kernel, its options, the size of its input."""
 
+PRODUCTS: dict[str, tuple[type, tuple[int, ...], dict[str, object], tuple[int, ...]]] = {
+    "transposed": (nn.ConvTranspose2d, (20, 9, 2), {"stride": 2}, (4, 5)),
+    "transposed, padded": (nn.ConvTranspose2d, (5, 17, 3), {"stride": 2, "padding": 1, "output_padding": 1}, (5, 4)),
+    "transposed, few positions": (nn.ConvTranspose2d, (20, 18, 3), {"padding": 1}, (2, 2)),
+    "one dimension": (nn.Conv1d, (6, 17, 4), {"padding": 2, "stride": 2, "dilation": 2}, (21,)),
+    "transposed, one dimension": (nn.ConvTranspose1d, (6, 5, 3), {"padding": 1, "stride": 2}, (9,)),
+    "groups": (nn.Conv2d, (32, 18, 3), {"padding": 1, "groups": 2}, (5, 5)),
+    "groups, transposed": (nn.ConvTranspose2d, (18, 36, 2), {"stride": 2, "groups": 2}, (3, 4)),
+}
+"""The same for those that are products."""
 
-def case(name: str, many: int, dtype: torch.dtype, last: bool) -> tuple[Convolution, Tensor]:
+
+def case(name: str, many: int, dtype: torch.dtype, last: bool, products: bool = False) -> tuple[Convolution, Tensor]:
     """A convolution and the weight gradients of its examples in float64."""
-    kind, given, options, size = LAYERS[name]
+    kind, given, options, size = PRODUCTS[name] if products else LAYERS[name]
     layer = kind(*given, **options, bias=False).to(DEVICE).double()
     a = torch.randn(many, given[0], *size, device=DEVICE).to(dtype)
     y = layer(a.double())
@@ -63,13 +74,37 @@ def test_gradients_of_every_example(name: str, last: bool, dtype: torch.dtype, m
     part, expected = case(name, 3, dtype, last)
     for tile in (4096, 256) if "many positions" in name else (4096,):
         monkeypatch.setattr(depthwise, "TILE", tile)
-        own, sums = grouped.kept(part, bias=True)
+        own, sums = kept_convolution.kept(part, bias=True)
         assert own.grads.shape == expected.shape
         assert own.grads.dtype is torch.float32
         assert float((own.grads - expected).norm()) <= 1e-6 * float(expected.norm())
         if sums is not None:
             plain = part.grads.double().flatten(2).sum(2)
             assert float((sums.grads - plain).norm()) <= 1e-6 * float(part.grads.double().norm())
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_by_the_kernels_for_two_dimensions(
+    name: str, last: bool, reduced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(kernels, "usable", lambda t: True)
+    monkeypatch.setattr(conv2d, "reduced", lambda t: reduced and DEVICE == "cpu")  # on a GPU that would be TF32
+    part, expected = case(name, 3, torch.float32, last, products=True)
+    squares = expected.flatten(1).square().sum(1)
+    found = part.measured()[0].sum(0)
+    assert bool((found >= squares * (1 - 2e-5)).all())
+    assert bool((found <= squares * (1 + 1e-3)).all())
+    monkeypatch.setattr(kept_convolution, "MOST_BELOW", 0)
+    monkeypatch.setattr(conv2d, "RUN_POSITIONS", 16)
+    own = kept_convolution.kept(part, bias=False)[0].grads
+    assert own.shape == expected.shape
+    assert float((own - expected).norm()) <= 1e-5 * float(expected.norm())
+    weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
+    total = torch.tensordot(weights.double(), expected, 1)
+    assert float((part.weighted_sum(weights) - total).norm()) <= 1e-5 * float(total.norm())
 
 
 def test_the_order_of_additions_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +126,7 @@ def test_frames_of_one_example_are_added(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(kernels, "usable", lambda t: True)
     part, expected = case("3x3", 4, torch.float32, last=False)
     folded = Convolution(part.inputs, part.grads, part.weight, part.geometry, images=2)
-    found = grouped.kept(folded, bias=True)[0].grads
+    found = kept_convolution.kept(folded, bias=True)[0].grads
     assert float((found - expected.unflatten(0, (2, 2)).sum(1)).norm()) <= 1e-6 * float(expected.norm())
 
 

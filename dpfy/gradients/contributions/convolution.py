@@ -39,6 +39,9 @@ COPY_BYTES = 2**24
 GRAM_POSITIONS = 64
 """On a GPU, Gram matrices of at most so many positions are made without writing patches out."""
 
+MOST_GROUPS = 64
+"""On a GPU, groups are worked on one by one if there are at most so many."""
+
 
 LIBRARY = 2
 """A library's convolution may be no plain sum but a transform with somewhat larger errors: it counts as so many times its terms."""
@@ -80,7 +83,7 @@ class Convolution:
 
     def measured(self) -> tuple[Tensor, Contribution]:
         batch = len(self.inputs) // self.images
-        if self._by_kernels:
+        if self.by_kernels and self.images == 1:
             return self._kernel_norms(), self
         # Whether gradients are kept depends on the batch, so the bound must not depend on it: other examples choose the batch.
         keep = batch * self.width <= KEEP_ELEMENTS and self._positions >= routes.KEPT_POSITIONS
@@ -99,10 +102,11 @@ class Convolution:
 
     def _kernel_norms(self) -> Tensor:
         """Norms by the kernels. On tensor cores norms and sums come from the same products, to the bit, so that nothing can cancel."""
-        problem = self._problem()
+        problems = self.problems()
         if self._few:
-            return conv2d.gram_upper(problem)
-        squares = conv2d.norms(problem).sum(0, dtype=torch.float64).add_(self.width * rounding.least(self.dtype))
+            return torch.cat([conv2d.gram_upper(each) for each in problems])
+        norms = torch.cat([conv2d.norms(each) for each in problems])
+        squares = norms.sum(0, dtype=torch.float64).add_(self.width * rounding.least(self.dtype))
         return squares[None] if conv2d.reduced(self.grads) else self._estimate(squares).upper
 
     @property
@@ -177,26 +181,35 @@ class Convolution:
         return torch.cat(parts)
 
     @property
-    def _by_kernels(self) -> bool:
-        """Whether the kernels for two-dimensional convolutions serve this one."""
+    def by_kernels(self) -> bool:
+        """Whether the kernels for two-dimensional convolutions make the products of images, group by group."""
         how = self.geometry
-        plain = len(how.stride) == 2 and how.groups == 1 and self.images == 1 and not how.transposed
+        plain = len(how.stride) <= 2 and how.groups <= MOST_GROUPS
         return kernels.usable(self.grads) and self.inputs.dtype == self.grads.dtype and plain
 
-    def _problem(self) -> conv2d.ConvProblem:
-        (kh, kw), (sh, sw) = self.weight.shape[2:], self.geometry.stride
-        (ph, pw), (dh, dw) = self.geometry.padding, self.geometry.dilation
-        return conv2d.ConvProblem(self.inputs, self.grads, (kh, kw), (sh, sw), (ph, pw), (dh, dw))
+    def problems(self) -> list[conv2d.ConvProblem]:
+        """What the kernels are asked for each group. A transposed convolution walks over its output gradient with its input."""
+        how = self.geometry
+        inputs, grads = (self.grads, self.inputs) if how.transposed else (self.inputs, self.grads)
+        kernel, stride, padding, dilation = tuple(self.weight.shape[2:]), how.stride, how.padding, how.dilation
+        if len(kernel) == 1:
+            inputs, grads = inputs.unsqueeze(2), grads.unsqueeze(2)
+            kernel, stride, padding, dilation = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
+        walked = zip(inputs.chunk(how.groups, 1), grads.chunk(how.groups, 1), strict=True)
+        return [conv2d.ConvProblem(a, g, kernel, stride, padding, dilation) for a, g in walked]
 
     @property
     def _few(self) -> bool:
         """Whether there are so few positions that their Gram matrices take fewer operations than a product."""
-        outs, columns, positions = self.weight.shape[0], self.weight[0].numel(), self.grads[0, 0].numel()
+        outs, columns, positions = self.weight.shape[0] // self.geometry.groups, self.weight[0].numel(), self._positions
         return positions <= GRAM_POSITIONS and positions * (outs + columns) <= outs * columns
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self._by_kernels and conv2d.reduced(self.grads):  # without tensor cores the library's convolution is faster
-            return conv2d.weighted_sum(self._problem(), weights)
+        if (
+            self.by_kernels and self.images == 1 and conv2d.reduced(self.grads)
+        ):  # without tensor cores the library's convolution is faster
+            made = [conv2d.weighted_sum(each, weights) for each in self.problems()]
+            return (made[0] if len(made) == 1 else torch.cat(made)).view(self.weight.shape)
         each = weights.repeat_interleave(self.images) if self.images > 1 else weights
         weight, total = wide(self.weight), None
         for rows in self._copies():

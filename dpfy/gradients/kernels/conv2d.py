@@ -30,6 +30,9 @@ STAGE_BYTES = 2**23
 PARTIAL_BYTES = 3 * 2**22
 """How much memory the partial sums of one weighted sum may take."""
 
+RUN_POSITIONS = 1024
+"""Kept products are sums over so many positions, added afterwards: images are few where they are large, and programs are many."""
+
 PROGRAMS = 264
 """How many programs a GPU runs side by side, for cutting a sum: two on each of an H200's multiprocessors."""
 
@@ -57,10 +60,10 @@ class ConvProblem:
 
     inputs: Tensor
     grads: Tensor
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
 
     @property
     def columns(self) -> int:
@@ -157,13 +160,16 @@ def _one_row(t: Tensor) -> Tensor:
     )
 
 
-def _launch(problem: ConvProblem, weights: Tensor, out: Tensor, again: bool, share: int, how: Tiling, total: bool) -> None:
-    """Products of all examples of `problem`, `share` of them in one program."""
+def _launch(
+    problem: ConvProblem, weights: Tensor, out: Tensor, again: bool, share: int, how: Tiling, total: bool, run: int = 0
+) -> None:
+    """Products of all examples of `problem`, `share` of them in one program. `run`: kept, as sums over so many positions."""
     tiles = triton.cdiv(problem.grads.shape[1], how.outs) * triton.cdiv(problem.columns, how.columns)
     batch = len(problem.inputs)
-    product_kernel[(tiles, triton.cdiv(batch, share))](
-        problem.inputs, problem.grads, weights, out, int(again), out.stride(0), batch, share,
-        *problem.arguments(), **problem.choices(how.columns), SUM=total, NESTED=how.nested, TILE_O=how.outs, TILE_D=how.columns,
+    product_kernel[(tiles, triton.cdiv(batch, share), triton.cdiv(problem.length, run) if run else 1)](
+        problem.inputs, problem.grads, weights, out, int(again), out.stride(0), batch, share, run,
+        *problem.arguments(), **problem.choices(how.columns), SUM=total, KEEP=run > 0,
+        NESTED=how.nested or run > 0, TILE_O=how.outs, TILE_D=how.columns,
         DEPTH=how.depth, num_warps=how.warps, num_stages=how.stages,
     )  # fmt: skip
 
@@ -178,6 +184,25 @@ def norms(problem: ConvProblem, how: Tiling | None = None) -> Tensor:
         share = 1 if how.nested else max(1, min(8, len(part.inputs) * tiles // (2 * PROGRAMS)))
         _launch(part, out, out[:, rows], False, share, how, False)
     return out
+
+
+def products(problem: ConvProblem, out: Tensor, how: Tiling | None = None) -> None:
+    """The weight gradients themselves into `out`, [batch, outs, channels, *kernel] in float32.
+
+    Guarantees: the order of additions depends on the shapes of one example alone.
+    """
+    channels, (kh, kw) = problem.inputs.shape[1], problem.kernel
+    problem = problem.simple()
+    how, outs, columns = how or tiling(problem), problem.grads.shape[1], problem.columns
+    runs = triton.cdiv(problem.length, RUN_POSITIONS)
+    for rows, part in problem.parts(how.order):
+        many = len(part.inputs)
+        if runs == 1 and (kh, kw) == (1, 1) and out.is_contiguous():
+            _launch(part, out, out[rows], False, 1, how, False, RUN_POSITIONS)
+            continue
+        made = out.new_empty(runs, many, outs, columns)
+        _launch(part, made, made, False, 1, how, False, RUN_POSITIONS)
+        torch.sum(made.view(runs, many, outs, kh, kw, channels).permute(0, 1, 2, 5, 3, 4), 0, out=out[rows])
 
 
 def gram_estimate(problem: ConvProblem, order: str = "given") -> Estimate:

@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpfy.gradients.contributions import grouped
+from dpfy.gradients.contributions import kept_convolution
 from dpfy.gradients.contributions.contribution import Contribution, Direct
 from dpfy.gradients.contributions.convolution import Convolution, Geometry
 from dpfy.gradients.layers import fused
@@ -71,8 +71,8 @@ def convolution_parts(weight: Tensor, bias: Tensor | None, how: Geometry, g: Ten
         return Direct(sums if images == 1 else sums.unflatten(0, (-1, images)).sum(1))
 
     part = Convolution(a.to(g.dtype), g, weight.detach().to(g.dtype), how, images)
-    if weight.requires_grad and grouped.keeps(weight, a, g, how):
-        own, sums = grouped.kept(part, bias is not None and bias.requires_grad)
+    if weight.requires_grad and kept_convolution.keeps(part):
+        own, sums = kept_convolution.kept(part, bias is not None and bias.requires_grad)
         return wanted([(weight, lambda: own), (bias, lambda: sums or shift())])
     return wanted([(weight, lambda: part), (bias, shift)])
 

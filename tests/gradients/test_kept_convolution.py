@@ -1,4 +1,4 @@
-"""Depthwise and grouped convolutions of any shape: equal to the loop, kept by shape alone, the same bits in any batch."""
+"""Convolutions of any shape whose gradients are kept: equal to the loop, kept by shape alone, the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients.clip import FlatClip, PerLayerClip
-from dpfy.gradients.contributions import grouped
+from dpfy.gradients.contributions import kept_convolution
 from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
@@ -93,21 +93,21 @@ def test_an_example_has_the_same_bits_in_any_batch(device: str, dtype: torch.dty
         x = torch.randn(17, layer.in_channels, size, size, device=device).to(dtype)
         g = torch.randn_like(layer(x))
         how, weight = geometry(layer.stride, layer.padding, layer.dilation, layer.groups)[0], layer.weight.detach()
-        whole = grouped.kept(Convolution(x, g, weight, how), bias=False)[0].grads
+        whole = kept_convolution.kept(Convolution(x, g, weight, how), bias=False)[0].grads
         for many in (1, 2, 5, 16):
-            part = grouped.kept(Convolution(x[:many], g[:many], weight, how), bias=False)[0].grads
+            part = kept_convolution.kept(Convolution(x[:many], g[:many], weight, how), bias=False)[0].grads
             assert torch.equal(part, whole[:many])
 
 
 def test_what_is_kept_goes_by_the_shapes_of_one_image() -> None:
     weight, how = torch.zeros(64, 1, 7, 7), geometry((1, 1), (3, 3), (1, 1), 64)[0]
     for many in (1, 3, 1000):
-        assert grouped.keeps(
-            weight, torch.zeros(1, 64, 8, 8).expand(many, -1, -1, -1), torch.zeros(1, 64, 8, 8).expand(many, -1, -1, -1), how
-        )
-        small = torch.zeros(1, 64, 2, 2).expand(many, -1, -1, -1)
-        assert not grouped.keeps(weight, small, small, how)
-    assert not grouped.keeps(torch.zeros(64, 64, 3, 3), small, small, geometry((1, 1), (1, 1), (1, 1), 1)[0])
+        large, small = (torch.zeros(1, 64, side, side).expand(many, -1, -1, -1) for side in (8, 2))
+        assert kept_convolution.keeps(Convolution(large, large, weight, how))
+        assert not kept_convolution.keeps(Convolution(small, small, weight, how))
+    assert not kept_convolution.keeps(
+        Convolution(small, small, torch.zeros(64, 64, 3, 3), geometry((1, 1), (1, 1), (1, 1), 1)[0])
+    )
 
 
 def test_one_example_that_is_not_finite_adds_nothing() -> None:
