@@ -312,6 +312,20 @@ if triton is not None:
             y = (tl.floor(moved + scale * y) + 0.5) * step / divisor
         tl.store(out, y, mask=inside)
 
+    @triton.jit
+    def tile_of(table, owners, LANES: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr):
+        """What a program works on, WIDTH lanes of a tile of a tensor: its number, the blocks of its keystream, where in the tensor it begins
+        and how much is left from there, where sums are read and values go; and where it stands in the table at which place the past is."""
+        part = tl.program_id(0).to(tl.int64)
+        tile = part // (LANES // WIDTH)
+        mine = table + 5 * tl.load(owners + tile)
+        block = part * WIDTH + tl.arange(0, WIDTH)
+        start = (tile - tl.load(mine + 1)) * (16 * LANES)
+        left = tl.load(mine + 2) - start
+        target = tl.load(mine).to(tl.pointer_type(tl.float32)) + start
+        out = tl.load(mine + 4).to(tl.pointer_type(OUT)) + start
+        return part, block, start, left, target, out, mine + 3
+
     @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "draws", "stride", "rows", "keep"])
     def _add(
         table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, inverse, phase, step, divisor,
@@ -323,15 +337,8 @@ if triton is not None:
 
         `weights`: of the draws taken again, of the rows of the past, then how much of themselves buffers keep.
         """
-        part = tl.program_id(0).to(tl.int64)
-        tile = part // (LANES // WIDTH)
-        mine = table + 5 * tl.load(owners + tile)
-        block = part * WIDTH + tl.arange(0, WIDTH)
-        start = (tile - tl.load(mine + 1)) * (16 * LANES)
-        left = tl.load(mine + 2) - start
-        target = tl.load(mine).to(tl.pointer_type(tl.float32)) + start
-        out = tl.load(mine + 4).to(tl.pointer_type(OUT)) + start
-        past += tl.load(mine + 3) + start
+        _, block, start, left, target, out, behind = tile_of(table, owners, LANES, WIDTH, OUT)
+        past += tl.load(behind) + start
         z = _draw(k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, ROUNDS)
         if AGAIN:
             for d in range(draws):

@@ -244,25 +244,25 @@ class _Past:
     def __init__(self, recurrence: Recurrence, state: State, like: Grads, step: int, on: Lattice) -> None:
         self.recurrence, self.unit = recurrence, on.noise * recurrence.gain
         self.rows = noise_buffers.held_beside(state, wide(like), len(recurrence.weights), step)
-        self.weights = torch.tensor(recurrence.weights, dtype=torch.float64)
-        self.decay = torch.tensor(recurrence.decay, dtype=torch.float64)[:, None]
+        self.weights = torch.tensor([weight * self.unit for weight in recurrence.weights], dtype=torch.float64)  # in steps
+        self.half = torch.tensor(0.5 / self.unit, dtype=torch.float64)
         self.step, self.before = on.step, held("past", 0)
 
     def added(self, noise: Tensor, start: int) -> Tensor:
         """`noise`, in steps, and what the past adds to it."""
         part = self.rows[:, start : start + len(noise)]
-        self.before = torch.mv(part.t(), self.weights, out=held("past", len(noise))).mul_(self.unit)
+        self.before = torch.mv(part.t(), self.weights, out=held("past", len(noise)))
         return torch.add(noise, self.before, out=noise)
 
     def keep(self, start: int, cells: Tensor, centre: Tensor) -> None:
         """Remember what is released for these values, less their sums (`centre`, which is overwritten)."""
-        made = torch.sub(cells, centre, alpha=1 / self.step, out=centre).add_(0.5).mul_(1 / self.unit)
-        part = self.rows[:, start : start + len(cells)]
-        if len(self.decay):
-            part.mul_(self.decay).add_(made)
-        else:
-            part[self.recurrence.keep] = made
-        if max(map(abs, torch.stack((part if len(self.decay) else made).aminmax()).tolist())) >= LARGEST:  # not if not a number
+        made = torch.sub(cells, centre, alpha=1 / self.step, out=centre)
+        torch.add(self.half, made, alpha=1 / self.unit, out=made)
+        rows, decay = self.rows[:, start : start + len(cells)].unbind(), self.recurrence.decay
+        kept = rows if decay else [rows[self.recurrence.keep].copy_(made)]
+        for row, share in zip(rows, decay, strict=False):
+            torch.add(made, row, alpha=share, out=row)
+        if any(max(map(abs, torch.stack(row.aminmax()).tolist())) >= LARGEST for row in kept):  # not if not a number
             raise Unsupported("exact noise that adds up to hundreds of standard deviations", "use another strategy")
 
 
@@ -272,7 +272,7 @@ _HELD = threading.local()
 def held(name: str, length: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Memory for a chunk, the same at every call of a thread."""
     if not hasattr(_HELD, name):
-        setattr(_HELD, name, torch.empty(CHUNK, dtype=dtype))
+        setattr(_HELD, name, torch.from_numpy(gaussian.large_pages(CHUNK * dtype.itemsize)).view(dtype))
     return getattr(_HELD, name)[:length]  # type: ignore[no-any-return]
 
 

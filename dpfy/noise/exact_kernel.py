@@ -135,7 +135,7 @@ _exhibit: Any = None
 if triton is not None:
     import triton.language as tl
 
-    from dpfy.noise.chacha import joined, keystream
+    from dpfy.noise.chacha import joined, keystream, tile_of
 
     @triton.jit
     def _radius(a):
@@ -180,14 +180,7 @@ if triton is not None:
         room: tl.int64, LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr, OUT: tl.constexpr, LISTS: tl.constexpr,
     ):  # fmt: skip
         """WIDTH lanes of one tile of one tensor: cells where they are known; rows that hold others are listed, with a bit for each."""
-        part = tl.program_id(0).to(tl.int64)
-        tile = part // (LANES // WIDTH)
-        mine = table + 5 * tl.load(owners + tile)
-        block = part * WIDTH + tl.arange(0, WIDTH)
-        start = (tile - tl.load(mine + 1)) * (16 * LANES)
-        left = tl.load(mine + 2) - start
-        target = tl.load(mine).to(tl.pointer_type(tl.float32)) + start
-        out = tl.load(mine + 4).to(tl.pointer_type(OUT)) + start
+        part, block, _, left, target, out, _ = tile_of(table, owners, LANES, WIDTH, OUT)
         words = keystream(k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, 0, ROUNDS)
         z = ()
         for i in tl.static_range(8):

@@ -163,7 +163,7 @@ PAGE = 1 << 21
 """Bytes of a large page of memory."""
 
 
-def _large_pages(size: int) -> NDArray[np.uint8]:
+def large_pages(size: int) -> NDArray[np.uint8]:
     """`size` bytes in large pages where the system has them: NumPy asks for them if a piece has 4 MiB."""
     whole = np.empty(max(size + PAGE, 1 << 22), np.uint8)
     start = -whole.ctypes.data % PAGE
@@ -193,7 +193,7 @@ class Scratch:
         name = f"{dtype} {size}"
         if not hasattr(_HELD, name):
             whole, real = (np.int64, np.float64) if dtype == torch.float64 else (np.int32, np.float32)
-            memory = _large_pages(3 * size // 2 * np.dtype(real).itemsize)
+            memory = large_pages(3 * size // 2 * np.dtype(real).itemsize)
             setattr(_HELD, name, cls(memory[: len(memory) // 3 * 2].view(whole), memory[len(memory) // 3 * 2 :].view(real)))
         return getattr(_HELD, name)  # type: ignore[no-any-return]
 
