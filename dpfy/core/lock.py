@@ -17,18 +17,18 @@ LOCAL = "keep it on a local file system, where a lock keeps others out"
 
 @contextmanager
 def hold(path: Path, what: str) -> Iterator[None]:
-    """Hold `path` for this process alone, or raise `Busy`: two processes must not train in one run folder."""
-    with locked(path, wait=False, what=what):
+    """Hold the file at `path`, which is there, for this process alone, or raise `Busy`: two processes must not work in one run folder."""
+    with locked(path, wait=False, what=what, create=False):
         yield
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool, what: str = "") -> Iterator[int]:
-    """The file at `path`, created if need be, opened for reading and writing and locked until the block is left.
+def locked(path: Path, *, wait: bool, what: str = "", create: bool = True) -> Iterator[int]:
+    """The file at `path`, created if need be and if `create`, opened for reading and writing and locked until the block is left.
 
     Guarantees: nobody else is inside such a block for the same file; a file system whose locks keep nobody out is refused.
     """
-    handle = _opened(path)
+    handle = _opened(path, create)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -36,16 +36,18 @@ def locked(path: Path, *, wait: bool, what: str = "") -> Iterator[int]:
             raise Busy(f"{what}: another process is using it; wait for it to end or choose another folder") from None
         except OSError as problem:
             raise Unsupported(f"locking {path.name} ({problem.strerror})", LOCAL) from None
-        _try(path, handle)
+        _try(path, handle, create)
         yield handle
     finally:
         os.close(handle)
 
 
-def _opened(path: Path) -> int:
+def _opened(path: Path, create: bool) -> int:
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except OSError as problem:
+        if isinstance(problem, FileNotFoundError) and not create:
+            raise Busy(f"{path.parent.name}: another process has just ended it; try again") from None
         raise InvalidInput("file", str(path), reading.why(problem, "cannot be opened for writing")) from None
     except ValueError:
         raise InvalidInput("file", str(path), "is not the name of a file") from None
@@ -56,9 +58,9 @@ def _opened(path: Path) -> int:
     return handle
 
 
-def _try(path: Path, handle: int) -> None:
+def _try(path: Path, handle: int, create: bool) -> None:
     """See that a lock just taken keeps a second opening of the same file out."""
-    second = _opened(path)
+    second = _opened(path, create)
     try:
         if not os.path.samestat(os.fstat(handle), os.fstat(second)):
             raise Busy(f"{path.name}: was exchanged while it was being opened; try again")

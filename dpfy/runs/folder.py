@@ -1,7 +1,7 @@
 """The run folder: where a run's claims, ledger, secrets, checkpoints and results live, and in which order they come to be.
 
     runs/x/  ledger.jsonl  config.toml  privacy.json  report.html  report.md  and what its claims name: plan.json, model.safetensors ...
-             .dpfy-NAME  checkpoint/  lock  secret.json (0600)  bound.json (0600) ...             gone when the run ends
+             .dpfy-NAME  checkpoint/  secret.json (0600)  bound.json (0600) ...             gone when the run ends
 
 The order is the safety: the figures of the card, then mark, configuration and what the claims write down, secret, reservations, data.
 Claims that cannot be billed leave nothing; a crash between any two leaves a folder that can be resumed; a folder without the mark is
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from dpfy.core import check, reading
+from dpfy.core import check, events, reading
 from dpfy.core.claim import Claim, Reserved, agree, differences
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Budget, Ledger, Permit, hold
@@ -283,14 +283,13 @@ class RunFolder:
         return not (self.secrets / "secret.json").is_file() and not self.begun
 
     def _take(self) -> None:
-        """Hold the marked folder for this process alone, and remove what a crash has left half-written."""
-        self.secrets.mkdir(exist_ok=True)
-        os.chmod(self.secrets, 0o700)
-        held = hold(self.secrets / "lock", f"run {self.path.name}")
+        """Hold the marked folder for this process alone, by its mark, the last thing that goes; and remove what a crash has left
+        half-written."""
+        held = hold(self.mark.file, f"run {self.path.name}")
         held.__enter__()
         self._hold = held
-        if not self.mark.file.is_file():
-            raise Busy(f"run {self.path.name}: another process has just ended it; try again")
+        self.secrets.mkdir(exist_ok=True)
+        os.chmod(self.secrets, 0o700)
         if self._never_began:
             self.mark.clear(self._written())
         else:
@@ -347,17 +346,17 @@ class RunFolder:
         if extra := [p.name for p in self.ledger.permits() if p.claim and p.name not in {c.name for c in self.claims}]:
             raise InvalidInput(f"resume {extra[0]}", None, "must be asked for, as in the run that is resumed")
         for claim in self.claims:
-            reserved = Reserved(claim, self.randomness.fixed)
+            reserved, due = Reserved(claim, self.randomness.fixed), claim.event  # asked for once: all books hold the same bill
             held = next((p for p in self.ledger.permits() if p.name == claim.name), None)
             if held is not None:  # before the data set's ledger is asked for anything
                 self._covering(held, replace(reserved, shared=Reserved.from_json(held.claim).shared))
-            shared = self._reserve_shared(reserved)
+            shared = self._reserve_shared(reserved, due)
             if shared is not None:
                 reserved = replace(reserved, shared=(shared[0].book.identity, shared[1].entry))
-            permit = held or self.ledger.reserve(claim.name, claim.event, claim=reserved.to_json(), returnable=True)
+            permit = held or self.ledger.reserve(claim.name, due, claim=reserved.to_json(), returnable=True)
             self.stages[claim.name] = Stage(reserved, self._covering(permit, reserved), shared)
 
-    def _reserve_shared(self, reserved: Reserved) -> tuple[Ledger, Permit] | None:
+    def _reserve_shared(self, reserved: Reserved, due: events.Event) -> tuple[Ledger, Permit] | None:
         if self.run.ledger is None:
             return None
         path, claim = Path(self.run.ledger), reserved.claim
@@ -365,9 +364,11 @@ class RunFolder:
         name = f"{claim.name} {self.id}"
         for permit in ledger.permits():
             if permit.name == name and Reserved.from_json(permit.claim) == reserved:
+                if permit.event != due:
+                    raise Corrupt(path.name, "reserves another event than this run's")
                 return ledger, permit
         budget = figures.budget_of(ledger)
-        return ledger, ledger.reserve(name, claim.event, budget=budget, claim=reserved.to_json(), returnable=True)
+        return ledger, ledger.reserve(name, due, budget=budget, claim=reserved.to_json(), returnable=True)
 
     def _covering(self, permit: Permit, reserved: Reserved) -> Permit:
         """A permit of this run; the ledger must hold the claim that the run makes."""
@@ -376,7 +377,7 @@ class RunFolder:
             rule = f"{LEDGER} reserves something else than this run asks for: {found[0]}"
             raise InvalidInput(f"resume {reserved.claim.name}", "another claim", rule)
         if permit.event != reserved.claim.event:
-            raise Corrupt(LEDGER, "reserves another event than this plan's")
+            raise Corrupt(LEDGER, "reserves another event than this run's claim states now")
         return permit
 
 
@@ -447,11 +448,10 @@ def publish(path: Path) -> None:
 
 def finish_erasure(path: Path) -> None:
     """Bring a run that ended to its end after a crash: publish its card, and erase its secrets."""
-    if Mark.find(path) is None:
+    if (mark := Mark.find(path)) is None:
         return
     refuse_planted(path)
-    hidden = path / HIDDEN
-    with hold(hidden / "lock", f"run {path.name}") if hidden.is_dir() else nullcontext():
+    with hold(mark.file, f"run {path.name}"):
         publish(path)
         erase_secrets(path)
 

@@ -211,6 +211,9 @@ def test_only_a_ledger_makes_permits(tmp_path):
 
 
 def test_one_holder_at_a_time(tmp_path):
+    with pytest.raises(Busy, match="just ended"), hold(tmp_path / "lock", "run x"):
+        pass
+    (tmp_path / "lock").touch()
     with hold(tmp_path / "lock", "run x"), pytest.raises(Busy, match="run x"), hold(tmp_path / "lock", "run x"):
         pass
     with hold(tmp_path / "lock", "run x"):
@@ -360,6 +363,7 @@ def test_locks_that_keep_nobody_out_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda handle, operation: None)
     with pytest.raises(Unsupported, match=r"people\.jsonl on a file system whose locks keep nobody out"):
         Ledger.open(tmp_path / "people.jsonl")
+    (tmp_path / "lock").touch()
     with pytest.raises(Unsupported, match="locks keep nobody out"), hold(tmp_path / "lock", "run x"):
         pass
 

@@ -221,6 +221,24 @@ def test_a_budget_is_refused_with_nothing_left_behind(files):
     assert ledger.read_bytes().startswith(before)
 
 
+def test_a_public_number_that_is_not_that_of_the_data_is_refused_and_spends_nothing(files, capsys):
+    """In one line that does not tell the number; also after a crash, where what was reserved stays."""
+    ledger = files / "people.jsonl"
+    for records in ("199", "201"):
+        assert asked(files, "mean(age)", "--records", records, "--ledger", str(ledger)) == 2
+        line = capsys.readouterr().err.strip()
+        assert line.count("\n") == 0
+        assert "records" in line
+        assert "200" not in line
+        assert not (files / "q").exists()
+        assert Ledger.read(ledger).permits() == []
+    ledger.unlink()
+    found = held(files, "mean(age)", terms=Terms(0.5, records=200))
+    assert found.card["guarantee"]["adjacency"] == "replace-one"
+    with pytest.raises(InvalidInput, match="finished"):
+        held(files, "mean(age)", terms=Terms(0.5, records=201), resume=True)
+
+
 def test_a_finished_run_is_told_again_and_another_query_is_refused(files):
     first = held(files, "count()")
     assert held(files, "count()", resume=True) == first

@@ -139,8 +139,9 @@ def test_a_foreign_folder_is_not_touched(tmp_path):
 def test_one_process_at_a_time(tmp_path):
     stop_after(tmp_path / "run", 3)
     from dpfy.core.ledger import hold
+    from dpfy.runs.mark import Mark
 
-    with hold(tmp_path / "run" / "checkpoint" / "lock", "test"), pytest.raises(Busy, match="another process"):
+    with hold(Mark.find(tmp_path / "run").file, "test"), pytest.raises(Busy, match="another process"):
         small.train(dpfy.Run(tmp_path / "run", resume=True))
 
 
@@ -154,8 +155,7 @@ def test_secrets_are_in_files_only_their_owner_can_read(tmp_path):
     assert stat.S_IMODE(hidden.stat().st_mode) == 0o700
     secret = json.loads((hidden / "secret.json").read_text())["secret"]
     for file in hidden.iterdir():
-        if file.name != "lock":
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     for file in (tmp_path / "run").iterdir():
         if file.is_file():
             assert secret.encode() not in file.read_bytes()
