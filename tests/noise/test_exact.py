@@ -14,7 +14,7 @@ from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise import exact, exact_single, gaussian, real, terms
+from dpfy.noise import exact, exact_single, gaussian, noise_buffers, real, terms
 from dpfy.noise.banded import Banded, NormalisedBanded
 from dpfy.noise.blt import Blt
 from dpfy.noise.dense import dense
@@ -326,6 +326,16 @@ def test_no_number_and_no_room():
     blt = stream_of(KNOWN["blt"])
     with pytest.raises(InvalidInput, match="noise state"):
         blt.release(Bounded(good, Bound(l2=0.7)), 3, {}, rehearsal(blt.event, 9))
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_remembered_noise_that_grows_beyond_what_is_covered_ends_the_run(row):
+    """In any buffer, for any value of it."""
+    stream, total = stream_of(KNOWN["blt"]), sums(3.7, torch.float32)
+    state = stream.init(total)
+    state[noise_buffers.PAST][row, 17] = -700.0  # of which the step itself takes some back
+    with pytest.raises(Unsupported, match="hundreds of standard deviations"):
+        stream.release(Bounded(total, Bound(l2=0.7)), 1, state, rehearsal(stream.event, 9))
 
 
 def test_the_rounding_of_memory_is_covered():
