@@ -314,8 +314,8 @@ if triton is not None:
 
     @triton.jit
     def tile_of(table, owners, LANES: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr):
-        """What a program works on, WIDTH lanes of a tile of a tensor: its number, the blocks of its keystream, where in the tensor it begins
-        and how much is left from there, where sums are read and values go; and where it stands in the table at which place the past is."""
+        """What a program works on, WIDTH lanes of a tile of a tensor: its number, the blocks of its keystream, where in the tensor the tile
+        begins and how much is left from there, where sums are read and where values go; and where the table says what its past is."""
         part = tl.program_id(0).to(tl.int64)
         tile = part // (LANES // WIDTH)
         mine = table + 5 * tl.load(owners + tile)

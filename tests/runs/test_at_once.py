@@ -209,9 +209,8 @@ def test_a_price_that_changes_between_calls_is_not_billed_twice_over(tmp_path, m
         run, people = tmp_path / f"run{odd}", tmp_path / f"people{odd}.jsonl"
         try:
             count.run(Place(run, ledger=people, budget=BUDGET, seed=3), lambda: 37, claim)
-        except (InvalidInput, Corrupt) as problem:
+        except (InvalidInput, Corrupt):
             refusals += 1
-            assert "\n" not in str(problem)
             begun = Ledger.read(people).book.begun if people.exists() else set()
             assert not (run / "count.json").exists() or begun
             assert bool(begun) or not run.exists()
