@@ -13,11 +13,12 @@ class Encoder(nn.Module):
     def __init__(self, layers: int, width: int, heads: int, vocabulary: int = 8192, length: int = 128, classes: int = 10) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True)
-        self.token, self.position = nn.Embedding(vocabulary, width), nn.Parameter(0.02 * torch.randn(length, width))
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.body, self.head = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), nn.Linear(width, classes)
 
     def forward(self, index: Tensor) -> Tensor:
-        return self.head(self.body(self.token(index) + self.position).mean(1))
+        places = torch.arange(index.shape[1], device=index.device).expand(index.shape)
+        return self.head(self.body(self.token(index) + self.position(places)).mean(1))
 
 
 class RmsNorm(nn.Module):

@@ -28,6 +28,7 @@ from dpfy.gradients.cuda_graphs.buffers import Buffers
 from dpfy.gradients.cuda_graphs.recorded import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
 from dpfy.gradients.engines.loop import alone_where_needed, attached, forget
+from dpfy.gradients.layers.bare import BARE, bare_rule
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.tracing.arrival import Source, arrivals
@@ -50,6 +51,13 @@ def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     rule, tape, site = entry
     return rule.run(module, tape, site, *args, **kwargs)
+
+
+def _with_aliases(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The same for modules of the user's own: a compiled graph keeps them, and their parameters are then untracked in it."""
+    if torch.compiler.is_compiling():
+        return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
+    return _tapped(module, *args, **kwargs)
 
 
 @_disable_dynamo
@@ -91,13 +99,13 @@ class BookkeepingEngine(Engine):
         self._names = {p: name for name, p in self._params.items()}
         self._tape, self._single = Tape(), SingleExample(model)
         for name, module in model.named_modules():
-            rule = rule_for(module)
+            rule = rule_for(module) or bare_rule(module)
             if rule is None or not any(p.requires_grad for p in module.parameters()):
                 continue
             site = Site(name or type(module).__name__, tuple(module.parameters(recurse=False)), batch_dims=rule.batch_dims)
             self._sites[module] = site
             _SITES[module] = (rule, self._tape, site)
-            module.forward = MethodType(_tapped, module)  # type: ignore[method-assign]
+            module.forward = MethodType(_with_aliases if rule is BARE else _tapped, module)  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Unpatch every layer and forget the model."""

@@ -38,6 +38,11 @@ def packed() -> bool:
     return _packing(False) is not None
 
 
+def hooks() -> object:
+    """What saved tensors go through now, to be compared: inside of a checkpointed part of a function it is another than before."""
+    return _packing(False)
+
+
 def one_node() -> bool:
     """Whether a layer and its tap may be one node: a gradient is wanted, nobody casts its tensors or packs what it saves."""
     return _wanted() and not _autocast() and _packing(False) is None
@@ -84,6 +89,22 @@ class _Linear(Function):
         if weight.dtype is not grad.dtype:  # autocast
             weight = weight.to(grad.dtype)
         return grad.matmul(weight), None, None, None
+
+
+class _Scale(Function):
+    """x times something that is broadcast to its shape. Constants: that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
+        ctx.where = where
+        ctx.save_for_backward(x, *constants)
+        return x * constants[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> InputGrads:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        report(ctx.where, grad, (x,))
+        return (grad * weight).to(x.dtype) if ctx.needs_input_grad[0] else None, None, None, None
 
 
 class _Lookup(Function):
@@ -174,4 +195,4 @@ def _applied(node: Any) -> Callable[..., Tensor]:
 
 
 linear, lookup, layer_norm = _applied(_Linear), _applied(_Lookup), _applied(_LayerNorm)
-group_norm, convolution = _applied(_GroupNorm), _applied(_Convolution)
+scale, group_norm, convolution = _applied(_Scale), _applied(_GroupNorm), _applied(_Convolution)

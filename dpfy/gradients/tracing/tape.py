@@ -103,6 +103,8 @@ class Site:
     """It runs without a batch: its gradients are split further up."""
     parts: dict[str, Site] = field(default_factory=dict)
     whole: Site | None = None
+    origins: dict[str, Any] = field(default_factory=dict)
+    """What is known of the bare parameters of the module, by name."""
 
     def part(self, name: str, *params: nn.Parameter | None) -> Site:
         """The site of one product of a module that makes several. The batch must lie in the same dimension of all of them."""
