@@ -10,16 +10,10 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients import kernels
+from dpfy.gradients.contributions import routes
 from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.kernels import conv2d, depthwise
-
-DEPTHWISE, GROUPED = 4, 1
-"""How many times as many numbers as input and output gradient of an image its kept weight gradient may have."""
-
-PRODUCT = 6
-"""On a GPU a product is kept if input and output gradient have so many bytes for each of its numbers: to write and read those is then
-faster than to make the product a second time."""
 
 MOST_BELOW = 8
 """On a GPU: with more channels of the larger tensor in a group than this, products by tensor cores are faster than tap by tap."""
@@ -33,8 +27,8 @@ def keeps(part: Convolution) -> bool:
     if kernels.usable(part.grads):
         tap_by_tap = tap_by_tap and part.weight.shape[1] <= MOST_BELOW
         if not tap_by_tap and part.by_kernels:
-            return PRODUCT * part.width <= elements * part.grads.element_size()
-    return tap_by_tap and part.width <= elements * (DEPTHWISE if part.weight.shape[1] == 1 else GROUPED)
+            return routes.convolution_kept_on_gpu(part.width, elements * part.grads.element_size())
+    return tap_by_tap and routes.grouped_kept(part.weight.shape[1], part.width, elements)
 
 
 def kept(part: Convolution, bias: bool) -> tuple[Direct, Direct | None]:

@@ -17,6 +17,20 @@ KEPT_POSITIONS = 64
 KEPT_WIDTH = 2**19
 """On a CPU, products of more elements are never kept: those of few batches would fit (``contribution.KEEP_ELEMENTS`` in all)."""
 
+TAP_BYTES = 6
+"""On a GPU the product of a convolution is kept if its tensors have so many bytes for each of its numbers: to write and read those is
+then faster than to make the product a second time, and takes less memory than the tensors."""
+
+
+def convolution_kept_on_gpu(width: int, size: int) -> bool:
+    """Whether the gradient of a convolution of `width` weights is kept instead of input and output gradient, of `size` bytes."""
+    return TAP_BYTES * width <= size
+
+
+def grouped_kept(below: int, width: int, elements: int) -> bool:
+    """The same for a convolution in groups, `below` channels of its larger tensor in each, whose tensors have so many `elements`."""
+    return width <= elements * (4 if below == 1 else 1)
+
 
 def keeping_pays(positions: int, rows: int, columns: int) -> bool:
     """On a CPU: whether products cost less than Gram matrices even when each is written and read again, and fit into memory."""
