@@ -88,9 +88,11 @@ def test_any_convolution_equals_the_loop(seed: int, device: str) -> None:
 def test_an_example_has_the_same_bits_in_any_batch(device: str, dtype: torch.dtype) -> None:
     """What is kept is measured without an allowance for rounding: it must not change when others join."""
     torch.manual_seed(0)
-    for layer, size in ((nn.Conv2d(32, 32, 3, 2, 1, groups=32), 9), (nn.Conv2d(16, 32, 7, padding=3, groups=16), 8)):
+    small, wider = nn.Conv2d(32, 32, 3, 2, 1, groups=32), nn.Conv2d(16, 32, 7, padding=3, groups=16)
+    for layer, size, memory in ((small, 9, None), (wider, 8, None), (wider, 12, None), (small, 24, torch.channels_last)):
         layer = layer.to(device, dtype)
         x = torch.randn(17, layer.in_channels, size, size, device=device).to(dtype)
+        x = x if memory is None else x.contiguous(memory_format=memory)
         g = torch.randn_like(layer(x))
         how, weight = geometry(layer.stride, layer.padding, layer.dilation, layer.groups)[0], layer.weight.detach()
         whole = kept_convolution.kept(Convolution(x, g, weight, how), bias=False)[0].grads
