@@ -104,7 +104,7 @@ class Orthogonal:
         apart."""
         bins, most = len(self.norms), float(strikes.max())
         step = bins * most / DIRECT_CELLS
-        total = Sum(np.eye(1, DIRECT_CELLS)[0], 0.0, 0.0, 0.0)
+        total = CellSum(np.eye(1, DIRECT_CELLS)[0], 0.0, 0.0, 0.0)
         for norm, count in Counter(self.norms).items():
             total = total.plus(_beyond(norm, step).times(count))
         place, found = np.arange(DIRECT_CELLS) * step / bins, []
@@ -134,7 +134,7 @@ def _groups(strikes: Array) -> list[NDArray[np.intp]]:
 
 
 @dataclass(frozen=True)
-class Sum:
+class CellSum:
     """A sum of independent grid values: masses below the strike, and mass, moment beyond it and mean in cells."""
 
     below: Array
@@ -142,7 +142,7 @@ class Sum:
     moment: float
     mean: float
 
-    def plus(self, other: Sum) -> Sum:
+    def plus(self, other: CellSum) -> CellSum:
         """The sum of two independent sums. Every term is non-negative."""
         cells = len(self.below)
         place = np.arange(cells)
@@ -150,9 +150,9 @@ class Sum:
         moment = np.concatenate([[other.moment], (place * other.below)[:0:-1]]).cumsum()
         beyond = self.beyond + float(self.below @ mass)
         moments = self.moment + self.beyond * other.mean + float(self.below @ (place * mass + moment))
-        return Sum(np.convolve(self.below, other.below)[:cells], beyond, moments, self.mean + other.mean)
+        return CellSum(np.convolve(self.below, other.below)[:cells], beyond, moments, self.mean + other.mean)
 
-    def times(self, count: int) -> Sum:
+    def times(self, count: int) -> CellSum:
         """The sum of `count` such sums, by doubling."""
         half = self.times(count // 2) if count > 1 else None
         if half is None:
@@ -160,11 +160,11 @@ class Sum:
         return half.plus(half).plus(self) if count % 2 else half.plus(half)
 
 
-def _beyond(norm: float, step: float) -> Sum:
+def _beyond(norm: float, step: float) -> CellSum:
     masses = split(norm, step, DIRECT_CELLS)
     cut = math.log(DIRECT_CELLS * step) / norm + norm / 2
     beyond = float(ndtr(-cut)) + float(masses[-1])
-    return Sum(masses[:-1], beyond, float(ndtr(norm - cut)) / step + float(masses[-1]) * DIRECT_CELLS, 1 / step)
+    return CellSum(masses[:-1], beyond, float(ndtr(norm - cut)) / step + float(masses[-1]) * DIRECT_CELLS, 1 / step)
 
 
 def split(norm: float, step: float, cells: int) -> Array:

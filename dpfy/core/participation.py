@@ -128,7 +128,7 @@ class CyclicPoisson:
 
 
 @dataclass(frozen=True)
-class BallsInBins:
+class SecretBins:
     """Each unit falls once, secretly and uniformly, into one of `bins` bins; bin s is the batch of steps s, s + bins, ... ."""
 
     bins: int
@@ -144,5 +144,5 @@ class BallsInBins:
         return f"balls in bins: each unit falls secretly into one of {self.bins} batches, each used {self.epochs} times"
 
 
-Participation = Union[Poisson, WithoutReplacement, SinglePass, FixedOrder, Reshuffled, Separated, CyclicPoisson, BallsInBins]
+Participation = Union[Poisson, WithoutReplacement, SinglePass, FixedOrder, Reshuffled, Separated, CyclicPoisson, SecretBins]
 """The union of all patterns; grows with the samplers."""

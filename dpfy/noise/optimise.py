@@ -111,7 +111,7 @@ def pattern_of(pattern: participation.Participation, steps: int) -> tuple[int, i
         return capped(pattern.epochs, pattern.steps_per_epoch, steps), pattern.steps_per_epoch
     if isinstance(pattern, participation.Separated):
         return capped(pattern.most, pattern.separation, steps), pattern.separation
-    if isinstance(pattern, participation.BallsInBins):
+    if isinstance(pattern, participation.SecretBins):
         return capped(pattern.epochs, pattern.bins, steps), pattern.bins
     return 1, steps
 

@@ -41,7 +41,7 @@ def capped(most: int, separation: int, steps: int) -> int:
 
 def check_length(pattern: patterns.Participation, steps: int) -> None:
     """Balls-in-bins is accounted for whole epochs: the sensitivity of another run would be that of another release."""
-    if isinstance(pattern, patterns.BallsInBins) and steps != pattern.bins * pattern.epochs:
+    if isinstance(pattern, patterns.SecretBins) and steps != pattern.bins * pattern.epochs:
         raise InvalidInput("steps", steps, f"must be {pattern.epochs} epochs of {pattern.bins} bins")
 
 
@@ -74,7 +74,7 @@ def toeplitz(coefficients: Vector, pattern: patterns.Participation, steps: int) 
         return single_pass(c)
     if isinstance(pattern, patterns.FixedOrder):
         return fixed_order(c, pattern.epochs, pattern.steps_per_epoch)
-    if isinstance(pattern, patterns.BallsInBins):
+    if isinstance(pattern, patterns.SecretBins):
         if (c < 0).any():
             raise Unsupported("balls-in-bins with negative coefficients", "use non-negative coefficients")
         return fixed_order(c, pattern.epochs, pattern.bins)
@@ -165,7 +165,7 @@ def dense(matrix: Matrix, pattern: patterns.Participation) -> float:
         return longest
     if isinstance(pattern, patterns.FixedOrder):
         return fixed_order_dense(gram, pattern.epochs, pattern.steps_per_epoch)
-    if isinstance(pattern, patterns.BallsInBins):
+    if isinstance(pattern, patterns.SecretBins):
         if (matrix < 0).any():
             raise Unsupported("balls-in-bins with negative entries", "use a strategy with non-negative entries")
         return fixed_order_dense(gram, pattern.epochs, pattern.bins)

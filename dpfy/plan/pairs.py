@@ -63,12 +63,12 @@ def _cyclic(multiplier: float, pattern: participation.Participation, noise: stra
 
 def _bins(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
     """The inner products of the bins' responses over all epochs of the pattern, however many steps were made."""
-    assert isinstance(pattern, participation.BallsInBins)
+    assert isinstance(pattern, participation.SecretBins)
     return events.BallsInBins(multiplier, bins_gram(noise, pattern))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=8)
-def bins_gram(noise: strategy.Strategy, pattern: participation.BallsInBins) -> tuple[tuple[float, ...], ...]:
+def bins_gram(noise: strategy.Strategy, pattern: participation.SecretBins) -> tuple[tuple[float, ...], ...]:
     """Inner products of the responses C u_j of the bins, in units of the squared sensitivity, rounding errors below zero cut off."""
     import numpy as np
 
@@ -126,7 +126,7 @@ PAIRS: dict[tuple[type, type], Pair] = {
         for pattern in (participation.SinglePass, participation.FixedOrder, participation.Separated)
         for kind in CORRELATED
     },
-    **{(participation.BallsInBins, kind): Pair(_bins, BINS) for kind in CORRELATED},
+    **{(participation.SecretBins, kind): Pair(_bins, BINS) for kind in CORRELATED},
 }
 
 

@@ -120,7 +120,7 @@ class ReshuffledSampler:
 class BallsInBinsSampler:
     """Each record falls into one of `bins` bins, uniformly and secretly; bin s is the batch of steps s, s + bins, ...
 
-    Guarantees: :class:`dpfy.core.participation.BallsInBins`. The places are as secret as the noise.
+    Guarantees: :class:`dpfy.core.participation.SecretBins`. The places are as secret as the noise.
     """
 
     bins: int
@@ -131,9 +131,9 @@ class BallsInBinsSampler:
         check.integer("sampling.epochs", self.epochs)
 
     @property
-    def participation(self) -> participation.BallsInBins:
+    def participation(self) -> participation.SecretBins:
         """One secret bin a record."""
-        return participation.BallsInBins(self.bins, self.epochs)
+        return participation.SecretBins(self.bins, self.epochs)
 
     def expected_batch(self, records: int) -> float:
         """One bin's share."""

@@ -126,9 +126,9 @@ def _float64(request: pytest.FixtureRequest):
 def test_any_attention_equals_the_loop(seed: int) -> None:
     model, streams = drawn(seed)
     fast = agree(model, lambda m: m(*streams), clips(random.Random(seed)))
-    assert not fast._untracked
+    assert not fast.sums.untracked
     assert not fast.example_by_example
-    assert fast.steady == all(p in fast._seen for p in fast.parameters)
+    assert fast.sums.steady == all(p in fast.sums.seen for p in fast.sums.params)
     fast.detach()
 
 
@@ -173,7 +173,7 @@ def test_transformers_of_torch_equal_the_loop(dropout: float, whole: bool, first
     torch.manual_seed(0)
     x, y = sequences()
     fast = agree(Both(dropout, whole, first), lambda m: m(x, y), FlatClip(0.3))
-    assert fast.steady
+    assert fast.sums.steady
     assert not fast.example_by_example
     fast.detach()
 
@@ -183,7 +183,7 @@ def test_self_attention_is_one_product() -> None:
     engine, model = BookkeepingEngine(), Attends(nn.MultiheadAttention(6, 2, batch_first=True), [{"reads": (0, 0, 0)}])
     engine.attach(model)
     seen = []
-    engine.report(model(x), lambda report: seen.append((report.site.name, tuple(report.grad.shape))))
+    engine.sums.report(model(x), lambda report: seen.append((report.site.name, tuple(report.grad.shape))))
     assert seen == [("inner.out_proj", (3, 5, 6)), ("inner.qkv", (3, 5, 18))]
     engine.detach()
 
@@ -243,7 +243,7 @@ def test_frozen_parts(name: str, reads: tuple[int, int, int]) -> None:
         p.requires_grad_(key not in FROZEN[name])
     fast = agree(model, lambda m: m(x, y), FlatClip(0.3))
     assert not fast.example_by_example
-    assert not fast._untracked
+    assert not fast.sums.untracked
     fast.detach()
 
 
@@ -428,7 +428,7 @@ def test_bad_examples_add_nothing() -> None:
     x[1] = math.nan
     model = nn.TransformerDecoderLayer(6, 2, 9, dropout=0.0, batch_first=True)
     fast = agree(model, lambda m: m(y, x).square().flatten(1).sum(1), FlatClip(0.3))
-    assert fast.steady
+    assert fast.sums.steady
     fast.detach()
 
 

@@ -134,15 +134,12 @@ def test_what_does_not_work_is_found_before_it_is_needed(calls: Calls, how: str,
 def test_an_engine_goes_on_as_usual_where_graphs_do_not_work(problem: Any, clip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from contextlib import nullcontext
 
-    from dpfy.gradients.cuda_graphs.recorded import Recorder
-
-    class Engine:
-        def bounded_sum(self, *asked: Any) -> str:
-            return "usual"
+    from dpfy.gradients.cuda_graphs.recorder import Recorder
+    from dpfy.gradients.engines.bounded_sum import BoundedSum
 
     monkeypatch.setattr(graphs, "on", lambda device: nullcontext())
     monkeypatch.setattr(graphs, "problem", lambda device: problem)
-    recorder = Recorder()
-    assert recorder.bounded_sum(Engine(), torch.ones(2), clip, None) == "usual"
+    recorder = Recorder(BoundedSum({}))
+    assert recorder.bounded_sum(torch.ones(2), clip, None) is None
     assert not recorder.on
     assert isinstance(recorder.problem, Exception)

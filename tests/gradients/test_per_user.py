@@ -170,7 +170,7 @@ def test_the_fast_engine_takes_no_slow_route() -> None:
     engine.attach(model)
     rows, real = grouped.tensors
     engine.bounded_sum(per_user(losses_of(model, rows.flatten(0, 1)), real), FlatClip(0.3))
-    assert {site.name for site in engine._without_batch} == {"position"}
+    assert {site.name for site in engine._sites.values() if site.without_batch} == {"position"}
     assert not engine._suspects
     engine.detach()
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.cuda_graphs import recorded
-from dpfy.gradients.cuda_graphs.recorded import SAME, Recorder
+from dpfy.gradients.cuda_graphs.recorder import SAME, Recorder
+from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -82,7 +82,7 @@ def engines(
     engine.attach(model)
 
     def usual(losses: Callable[[], Tensor], clip: Clip, mask: Tensor | None) -> dict[str, Tensor]:
-        mine, engine._recorder = engine._recorder, Recorder()
+        mine, engine._recorder = engine._recorder, Recorder(engine.sums)
         engine._recorder.on = False
         try:
             return engine.bounded_sum(losses(), clip, mask).value
@@ -205,14 +205,14 @@ def test_a_layer_left_out_of_a_step_leaves_nothing_behind() -> None:
 def test_where_recording_fails_the_work_is_done_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Images().cuda()
     engine, usual = engines(model)
-    weigh = recorded.weigh
+    weigh = bounded_sum.weigh
 
     def broken(*args: object) -> object:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("no")
         return weigh(*args)
 
-    monkeypatch.setattr(recorded, "weigh", broken)
+    monkeypatch.setattr(bounded_sum, "weigh", broken)
     for seed in range(STEPS):
         found = engine.bounded_sum(images(model, seed)[0], FlatClip(0.1)).value
         same(found, usual(lambda s=seed: images(model, s)[0], FlatClip(0.1), None))

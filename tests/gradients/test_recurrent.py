@@ -134,8 +134,8 @@ def test_every_parameter_is_explained(kind: str) -> None:
     engine = BookkeepingEngine()
     engine.attach(model)
     engine.bounded_sum(losses_of(model, *given), FlatClip(1.0))
-    assert not engine._untracked
+    assert not engine.sums.untracked
     assert not engine._without_batch
-    assert engine.steady
+    assert engine.sums.steady
     engine.detach()
     assert "forward" not in vars(model.inner)

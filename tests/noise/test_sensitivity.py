@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.participation import BallsInBins, CyclicPoisson, FixedOrder, Poisson, Reshuffled, Separated, SinglePass
+from dpfy.core.participation import CyclicPoisson, FixedOrder, Poisson, Reshuffled, SecretBins, Separated, SinglePass
 from dpfy.noise import sensitivity, series
 from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
 from dpfy.noise.blt import Blt
@@ -136,9 +136,9 @@ def test_reshuffled_epochs_have_no_proof_beyond_one_band():
 
 
 def test_balls_in_bins_needs_non_negative_entries():
-    assert square_root_banded(3).sensitivity(BallsInBins(5, 4), 20) == square_root_banded(3).sensitivity(FixedOrder(5, 4), 20)
+    assert square_root_banded(3).sensitivity(SecretBins(5, 4), 20) == square_root_banded(3).sensitivity(FixedOrder(5, 4), 20)
     with pytest.raises(Unsupported, match="non-negative"):
-        Banded((1.0, -0.1)).sensitivity(BallsInBins(5, 4), 20)
+        Banded((1.0, -0.1)).sensitivity(SecretBins(5, 4), 20)
 
 
 CASES = {

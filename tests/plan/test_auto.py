@@ -9,7 +9,7 @@ import pytest
 import dpfy
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.participation import BallsInBins, CyclicPoisson, FixedOrder, Poisson, Reshuffled, Separated, SinglePass
+from dpfy.core.participation import CyclicPoisson, FixedOrder, Poisson, Reshuffled, SecretBins, Separated, SinglePass
 from dpfy.core.unit import Adjacency
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
@@ -216,4 +216,4 @@ def test_replacing_a_record_costs_twice_the_sensitivity():
     one = blt(1000, 100, epochs=2).calibrate(1.0, 1e-5).noise_multiplier
     two = blt(1000, 100, epochs=2, adjacency=Adjacency.REPLACE_ONE).calibrate(1.0, 1e-5).noise_multiplier
     assert two == pytest.approx(2 * one, rel=1e-4)
-    assert BallsInBins(3, 2).bins == 3
+    assert SecretBins(3, 2).bins == 3

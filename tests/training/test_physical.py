@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.gradients.cuda_graphs.recorded import bucket_size
+from dpfy.gradients.cuda_graphs.recorder import bucket_size
 from dpfy.gradients.engines.select import ENGINES
 from dpfy.sampling.sampler import physical
 from dpfy.training.physical import padded_size

@@ -14,7 +14,7 @@ Rows = dict[str, Any]
 """Parameter name to per-example gradients, [examples, *parameter]."""
 
 
-class Wrong:
+class WrongClip:
     """An engine that has right per-example gradients and clips them by `rule(rows, norm)`: the sum, and the bound it states."""
 
     name = "batched"
@@ -136,7 +136,7 @@ class ClipsLate:
         return self.real.release(late, step, state, permit, into)  # type: ignore[no-any-return]
 
 
-class UsesApart(Wrong):
+class UsesApart(WrongClip):
     """Ghost norms of each use of a layer, added up as squares, as if the uses were different weights."""
 
     def attach(self, model: Any) -> None:
@@ -185,7 +185,7 @@ class NoAllowance(UsesApart):
 
 def wrong(rule: Callable[[Rows, float], tuple[Rows, float]]) -> Callable[[Any], Any]:
     """A seam that puts an engine with this rule in place."""
-    return lambda engine: Wrong(engine, rule)
+    return lambda engine: WrongClip(engine, rule)
 
 
 BUGS = (

@@ -12,7 +12,7 @@ from dpfy.audit.bench import Bug
 SAMPLING = "sampling"
 
 
-class Wrong:
+class WrongSampler:
     """A sampler that says it is the real one. Every field that the plan reads is the real one's."""
 
     def __init__(self, real: Any) -> None:
@@ -37,7 +37,7 @@ class Wrong:
         return self.real.batch(step, records=records, rng=rng)
 
 
-class Counted(Wrong):
+class Counted(WrongSampler):
     """The real batches; the size of the last one is remembered, for :class:`RealisedDivisor`."""
 
     last = 1
@@ -64,7 +64,7 @@ class RealisedDivisor:
         return dataclasses.replace(self.real, divisor=float(Counted.last)).release(total, step, state, permit, into)
 
 
-class Shuffled(Wrong):
+class Shuffled(WrongSampler):
     """Each epoch is a fresh permutation, cut into equal batches."""
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Any:
@@ -74,7 +74,7 @@ class Shuffled(Wrong):
         return np.sort(np.array_split(order, batches)[step % batches])
 
 
-class Fixed(Wrong):
+class Fixed(WrongSampler):
     """The data in its order, cut into equal batches, the same in every epoch."""
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Any:
@@ -83,7 +83,7 @@ class Fixed(Wrong):
         return np.array_split(np.arange(records), batches)[step % batches]
 
 
-class Workers(Wrong):
+class Workers(WrongSampler):
     """Each of several workers samples at the full rate; the union is billed as one."""
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Any:
@@ -92,7 +92,7 @@ class Workers(Wrong):
         return np.unique(np.concatenate(drawn))
 
 
-class SameBatch(Wrong):
+class SameBatch(WrongSampler):
     """The sampler's generator is seeded alike at every step."""
 
     def address(self, step: int) -> int:

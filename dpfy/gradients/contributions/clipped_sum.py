@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
+from dpfy.gradients.contributions.buffers import Buffers
 from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, kept
 from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.contributions.embedding import Pooled
@@ -19,7 +20,6 @@ from dpfy.gradients.contributions.placed import Placed, Stacked, Through
 from dpfy.gradients.contributions.rounding import as_rows, sum_dtype
 from dpfy.gradients.contributions.shared import Measured, Shared
 from dpfy.gradients.contributions.sliced import Sliced, pieces_of
-from dpfy.gradients.cuda_graphs.buffers import Buffers
 from dpfy.gradients.engine import cautious, group_rows, multipliers
 from dpfy.gradients.kernels import grams, reductions
 

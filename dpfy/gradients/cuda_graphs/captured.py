@@ -6,6 +6,7 @@ them. A graph is launched whole. Shapes are static, so batches are padded and ma
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -14,17 +15,18 @@ from torch import Tensor
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.clipped_sum import Flag
+from dpfy.gradients.contributions.clipped_sum import Scaled
 from dpfy.gradients.cuda_graphs import graphs
-from dpfy.gradients.engine import Grads
+from dpfy.gradients.cuda_graphs.recorded_step import RecordedStep
+from dpfy.gradients.engine import Grads, checked, no_autocast
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.kernels import addresses
+from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
 
 LossesOf = Callable[..., Tensor]
 """A batch's tensors to one loss per unit, through the model."""
 
 WARM = 3
-"""Steps that run as usual first: layouts are measured, kernels compiled and workspaces made, none of which a graph can do."""
+"""Steps that run as usual first: batch axes are found, kernels compiled and workspaces made, none of which a graph can do."""
 
 
 class CapturedSum:
@@ -42,48 +44,48 @@ class CapturedSum:
         self._engine, self._losses_of = engine, losses_of
         self._runs = 0
         self._key: tuple[object, ...] | None = None
-        self._graph: _CapturedGraphs | None = None
+        self._step: _CapturedStep | None = None
 
     def __call__(self, batch: tuple[Tensor, ...], clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
         """The bounded sum of `batch` over the units kept by `mask`."""
-        key = (clip, *[(t.shape, t.dtype) for t in batch], *self._engine.addresses())
+        sums = self._engine.sums
+        key = (clip, *[(t.shape, t.dtype) for t in batch], *sums.addresses())
         if key != self._key:
-            self._key, self._runs, self._graph = key, 0, None
+            self._key, self._runs, self._step = key, 0, None
         self._runs += 1
-        if self._runs > WARM and batch[0].is_cuda and self._engine.steady:
+        if self._runs > WARM and batch[0].is_cuda and sums.params and sums.steady:
             mask = torch.ones(len(batch[0]), dtype=torch.bool, device=batch[0].device) if mask is None else mask
-            if self._graph is None:
-                self._graph = _CapturedGraphs(self._engine, self._losses_of, batch, clip, mask)
-                graphs.release_private_pool()
-            if (total := self._graph.replay(batch, mask)) is not None:
-                return total
+            with graphs.on(batch[0].device):
+                if self._step is None:
+                    self._step = _CapturedStep(sums, self._losses_of, batch, clip, mask)
+                    graphs.release_private_pool()
+                if (total := self._step.run(batch, mask)) is not None:
+                    return total
         return self._engine.bounded_sum(self._losses_of(*batch), clip, mask)
 
 
-class _CapturedGraphs:
-    """Two graphs that share their memory: up to the multipliers, and the weighted sums. Between them it is known if all is finite."""
+class _CapturedStep:
+    """A recorded step with forward and backward in it, on a copy of the batch."""
 
-    def __init__(
-        self, engine: BookkeepingEngine, losses_of: LossesOf, batch: tuple[Tensor, ...], clip: Clip, mask: Tensor
-    ) -> None:
-        self._batch, self._mask = tuple(t.clone() for t in batch), mask.clone()
-        self._first, self._second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-        self._tables, self._sound = addresses.Tables(mask.device), Flag(mask.device)
-        with addresses.writing(self._tables):
-            with torch.cuda.graph(self._first, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                weighed = engine.weighed(losses_of(*self._batch), clip, self._mask)
-                assert weighed is not None
-                self._sound.put(weighed.sound)
-            with torch.cuda.graph(self._second, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._total = engine.summed(weighed, last=True)
-        self._tables.send()
+    def __init__(self, sums: BoundedSum, losses_of: LossesOf, batch: tuple[Tensor, ...], clip: Clip, mask: Tensor) -> None:
+        self._batch = tuple(t.clone() for t in batch)
+        self._step = RecordedStep(mask.device, mask.clone())
 
-    def replay(self, batch: tuple[Tensor, ...], mask: Tensor) -> Bounded[Grads] | None:
+        def weigh(mask: Tensor | None) -> Scaled:
+            losses, parts = losses_of(*self._batch), Parts()
+            mask = checked(losses, mask)
+            with torch.no_grad(), no_autocast(losses.device.type):
+                sums.gather(losses, parts)
+                return sums.weigh(parts, clip, mask)
+
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()  # the graphs take what the steps before them held
+        self._total = self._step.record(graphs.GraphPool(apart=False), weigh, lambda scaled: sums.sum(scaled, last=True))
+
+    def run(self, batch: tuple[Tensor, ...], mask: Tensor) -> Bounded[Grads] | None:
         """The bounded sum of `batch`; None if a norm was not finite."""
-        for mine, new in zip((*self._batch, self._mask), (*batch, mask), strict=True):
+        for mine, new in zip(self._batch, batch, strict=True):
             mine.copy_(new, non_blocking=True)
-        self._first.replay()
-        self._sound.mark()
-        self._second.replay()
-        return self._total if self._sound.value() else None
+        self._step.weigh(mask)
+        return self._total if self._step.add() else None

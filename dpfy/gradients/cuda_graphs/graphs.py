@@ -49,9 +49,9 @@ def _from_pool(purpose: str) -> AbstractContextManager[None]:
 class CudaGraph:
     """Work that is launched whole, on the tensors it was recorded with: their memory must hold what the work is to read."""
 
-    def __init__(self, device: torch.device, addresses: int) -> None:
+    def __init__(self, device: torch.device, addresses: int, memory: AbstractContextManager[object]) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        with _from_pool("kept"):
+        with memory:
             self._tables = Tables(device, addresses)
 
     def capture(self, work: Callable[[], T], pool: Any, stream: torch.cuda.Stream) -> T:
@@ -80,9 +80,13 @@ class CudaGraph:
 
 
 class GraphPool:
-    """The graphs of one engine: one queue and one pool of memory for all of them, so that they take turns in it."""
+    """Graphs that belong together: one queue and one pool of memory for all of them, so that they take turns in it.
 
-    def __init__(self) -> None:
+    `apart`: what they keep besides is not taken from among the model's tensors, so that those lie where they would lie without it.
+    """
+
+    def __init__(self, apart: bool = True) -> None:
+        self._apart = apart
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
@@ -92,7 +96,7 @@ class GraphPool:
             self._stream = torch.cuda.Stream()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = CudaGraph(device, addresses)
+        graph = CudaGraph(device, addresses, self._memory())
         return graph, graph.capture(work, self._pool, self._stream)
 
     def clear(self) -> None:
@@ -101,8 +105,11 @@ class GraphPool:
 
     def like(self, t: torch.Tensor) -> torch.Tensor:
         """Memory of the shape of `t` that stays, for what graphs read."""
-        with _from_pool("kept"):
+        with self._memory():
             return torch.empty_like(t)
+
+    def _memory(self) -> AbstractContextManager[object]:
+        return _from_pool("kept") if self._apart else nullcontext()
 
 
 @lru_cache(maxsize=16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,8 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions.rounding import as_rows
 from dpfy.gradients.engine import Engine, Grads, added, checked, clipped_sum, trainable, zeros
 from dpfy.gradients.tracing.single_example import SingleExample
+
+T = TypeVar("T")
 
 
 class Watching(Engine):
@@ -80,8 +84,8 @@ def dense(grad: Tensor) -> Tensor:
     return grad.detach().to_dense() if grad.is_sparse else grad.detach()
 
 
-def attached(params: dict[str, nn.Parameter] | None) -> dict[str, nn.Parameter]:
-    """The parameters of an attached engine, or an error that says what to call first."""
-    if params is None:
+def attached(held: T | None) -> T:
+    """What an attached engine holds of its model, or an error that says what to call first."""
+    if held is None:
         raise DpfyError("engine: not attached to a model; call attach(model) before bounded_sum")
-    return params
+    return held

@@ -24,6 +24,7 @@ from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.placed import Below, Placed, RowScaled, Stacked, Through
 from dpfy.gradients.contributions.shared import Shared
 from dpfy.gradients.tracing.split_rules import input_shape, saved
+from dpfy.gradients.tracing.views import VIEWS, output_meta, placed
 
 MOST_PIECES = 32
 """A contribution that would fall into more pieces than this is written out instead."""
@@ -67,7 +68,7 @@ class Descent:
         return done
 
     def _written_out(self, node: Any, number: int, part: Contribution) -> list[Piece]:
-        edge, shape, dtype = GradientEdge(node, number), *_meta(node, number)
+        edge, shape, dtype = GradientEdge(node, number), *output_meta(node, number)
         goals = [goal for goal in self.goals if goal is not node and _leads(node, goal, self.between)]
         targets = [GradientEdge(goal, 0) for goal in goals]
 
@@ -76,16 +77,11 @@ class Descent:
             self.note(route)
             return found
 
-        below = Below(part, push, [_meta(goal, 0)[0] for goal in goals])
+        below = Below(part, push, [output_meta(goal, 0)[0] for goal in goals])
         kept = below.everything(always=self.eager)
         if kept is None:
             return [(goal, Through(below, place)) for place, goal in enumerate(goals)]
         return [(goal, Direct(grads)) for goal, grads in zip(goals, kept, strict=True)]
-
-
-def _meta(node: Any, number: int) -> tuple[torch.Size, torch.dtype]:
-    meta = node._input_metadata[number]
-    return torch.Size(meta.shape), meta.dtype
 
 
 def _leads(node: Any, goal: Any, between: set[Any]) -> bool:
@@ -142,7 +138,7 @@ def step(node: Any, number: int, part: Contribution, wanted: list[int]) -> list[
     if name in SAME:
         return [(0, part)]
     if name in VIEWS:
-        return [(0, _placed(node, number, part))]
+        return [(0, placed(node, number, part))]
     rule, found = STEPS.get(name), []
     for i in wanted if rule is not None else ():
         each = rule(node, i, part)  # type: ignore[misc]
@@ -154,91 +150,6 @@ def step(node: Any, number: int, part: Contribution, wanted: list[int]) -> list[
 
 SAME = {"ToCopyBackward0", "CloneBackward0", "AliasBackward0", "ViewAsBackward0"}
 """Copies, in whatever type: gradients are added in the type that they are computed in."""
-
-
-def _placed(node: Any, number: int, part: Contribution) -> Contribution:
-    view, shape = _meta(node, number)[0], input_shape(node, 0)
-    if isinstance(part, Outer) and len(view) == 2 and node.name() in TRANSPOSES:
-        return Outer(part.right, part.left)
-    places = VIEWS[node.name()](node, number, view, shape)
-    if isinstance(part, Direct):
-        return Direct(places(part.grads.reshape(-1, *view)))
-    facts = tuple(str(getattr(node, name)) for name in dir(node) if name.startswith("_saved_"))
-    key = ((node.name(), number, view, shape, facts),)
-    if isinstance(part, Placed):
-        before = part.places
-        return Placed(part.part, lambda t: places(before(t)), part.view, shape, (*part.key, *key))
-    return Placed(part, places, view, shape, key)
-
-
-Places = Callable[[Tensor], Tensor]
-"""[many, *view] numbers to their places in [many, *input], with zeros elsewhere."""
-
-
-def _reshaped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
-    return lambda t: t.reshape(-1, *shape)
-
-
-def _transposed(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
-    first, second = (0, 1) if node.name() == "TBackward0" else (_dim(d, len(view)) for d in (node._saved_dim0, node._saved_dim1))
-    return (lambda t: t) if len(view) < 2 else lambda t: t.transpose(first + 1, second + 1)
-
-
-def _permuted(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
-    dims = [_dim(d, len(view)) for d in node._saved_dims]
-    return lambda t: t.permute(0, *[dims.index(d) + 1 for d in range(len(dims))])
-
-
-def _between(dim: int, cut: slice, shape: torch.Size) -> Places:
-    def places(t: Tensor) -> Tensor:
-        whole = t.new_zeros(len(t), *shape)
-        whole.movedim(dim + 1, 0)[cut] = t.movedim(dim + 1, 0)
-        return whole
-
-    return places
-
-
-def _sliced(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
-    dim = _dim(node._saved_dim, len(shape))
-    return _between(dim, slice(*slice(node._saved_start, node._saved_end, node._saved_step).indices(shape[dim])), shape)
-
-
-def _selected(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
-    dim = _dim(node._saved_dim, len(shape))
-    index = (node._saved_index if node.name() == "SelectBackward0" else number) % shape[dim]
-    inner = _between(dim, slice(index, index + 1), shape)
-    return lambda t: inner(t.unsqueeze(dim + 1))
-
-
-def _cut_off(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
-    dim = _dim(node._saved_dim, len(shape))
-    sizes = node._saved_split_sizes if node.name() == "SplitWithSizesBackward0" else [node._saved_split_size] * number
-    start = sum(sizes[:number])
-    return _between(dim, slice(start, start + view[dim]), shape)
-
-
-def _flipped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
-    return lambda t: t.flip([_dim(d, len(shape)) + 1 for d in node._saved_dims])
-
-
-def _dim(dim: int, count: int) -> int:
-    """Negative dimensions are saved as large numbers."""
-    return (dim - 2**64 if dim >= 2**63 else dim) % count
-
-
-TRANSPOSES = {"TBackward0", "TransposeBackward0"}
-
-VIEWS: dict[str, Callable[[Any, int, torch.Size, torch.Size], Places]] = {
-    **dict.fromkeys(TRANSPOSES, _transposed),
-    **dict.fromkeys(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"), _reshaped),
-    **dict.fromkeys(("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"), _reshaped),
-    "PermuteBackward0": _permuted,
-    "SliceBackward0": _sliced,
-    **dict.fromkeys(("SelectBackward0", "UnbindBackward0"), _selected),
-    **dict.fromkeys(("SplitBackward0", "SplitWithSizesBackward0"), _cut_off),
-    "FlipBackward0": _flipped,
-}
-"""Operations that show numbers of their input at other places, each at most once."""
 
 
 def scaled(part: Contribution, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
@@ -308,7 +219,7 @@ def _factor_part(part: Contribution, matrix: Tensor, shape: torch.Size) -> Direc
 
 
 def _add(node: Any, i: int, part: Contribution, sign: float = 1.0) -> Contribution | None:
-    shape, out = input_shape(node, i), _meta(node, 0)[0]
+    shape, out = input_shape(node, i), output_meta(node, 0)[0]
     factor = sign * node._saved_alpha if i else 1
     if shape == out:
         return part if factor == 1 else scaled(part, factor, out)
@@ -327,7 +238,7 @@ def _multiply(node: Any, i: int, part: Contribution) -> Contribution | None:
     read = saved(node, "other" if i == 0 else "self")
     if read is None:
         return None
-    other, shape, out = read[0], input_shape(node, i), _meta(node, 0)[0]
+    other, shape, out = read[0], input_shape(node, i), output_meta(node, 0)[0]
     if isinstance(part, Direct):
         return _folded(part, out, shape, other)
     if shape == out:
@@ -339,7 +250,7 @@ def _divide(node: Any, i: int, part: Contribution) -> Contribution | None:
     read = saved(node, "other") if i == 0 else saved(node, "self", "other")
     if read is None:
         return None
-    shape, out = input_shape(node, i), _meta(node, 0)[0]
+    shape, out = input_shape(node, i), output_meta(node, 0)[0]
     factor = 1 / read[0] if i == 0 else -read[0] / read[1].square()
     if isinstance(part, Direct):
         return _folded(part, out, shape, factor)

@@ -51,7 +51,8 @@ class Observed:
 
 def observe(program: Program, losses: Tensor, weights: Tensor, engine: Any, params: Sequence[nn.Parameter]) -> Observed:
     """Run backward as the engine will, with `weights` for the losses; the graph is kept. Call it while `program` is recorded."""
-    tape = getattr(engine, "_tape", None)
+    sums = getattr(engine, "sums", None)
+    tape = getattr(sums, "tape", None)
     reports: list[tuple[Tensor, tuple[Tensor, ...]]] = []
     targets: list[Tensor] = list(params)
     if isinstance(tape, Tape):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,15 +18,13 @@ from torch import Tensor
 from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.clipped_sum import Scaled, scratch_bytes, weigh
+from dpfy.gradients.contributions.buffers import BufferLayout, Buffers
+from dpfy.gradients.contributions.clipped_sum import Scaled, scratch_bytes
 from dpfy.gradients.cuda_graphs import graphs
-from dpfy.gradients.cuda_graphs.buffers import BufferLayout, Buffers
-from dpfy.gradients.cuda_graphs.recording import Key, Own, Parts, Recording, Section, nothing_made, own_parts
+from dpfy.gradients.cuda_graphs.recorded_step import Key, Own, RecordedReports, Section, nothing_made, own_parts
 from dpfy.gradients.engine import Grads
+from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
 from dpfy.gradients.tracing.tape import Report, Site
-
-if TYPE_CHECKING:
-    from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 
 SECTION = 12
 """Reports that are worked on together."""
@@ -66,10 +63,11 @@ class Recorder:
     or an infinity in it is never summed by a recording.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sums: BoundedSum) -> None:
+        self.sums = sums
         self.on = True
         self.made = self.repeated = 0
-        self._recordings: dict[Key, Recording] = {}
+        self._recordings: dict[Key, RecordedReports] = {}
         self._watched: dict[Key, tuple[list[Key], int]] = {}
         self._small: dict[Site, bool] = {}
         self._layouts: dict[Key, BufferLayout] = {}
@@ -78,15 +76,15 @@ class Recorder:
         self._ones = torch.empty(0)
         self.problem: Exception | None = None
 
-    def bounded_sum(self, engine: BookkeepingEngine, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
-        """What ``engine.bounded_sum`` gives, for an engine that is steady."""
+    def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads] | None:
+        """The bounded sum of a model that is steady; None if nothing can be recorded here, and nothing was done."""
         with graphs.on(losses.device):
             if (problem := graphs.problem(losses.device) or _unfit(clip)) is not None:
                 self.give_up(problem)
-                return engine.bounded_sum(losses, clip, mask)
-            take = _Take(self, engine, _Request(clip, mask, losses))
-            engine.report(losses, take.receive, weights=self._weights(losses))
-            return take.finish()
+                return None
+            step = ReportedStep(self, Request(clip, mask, losses))
+            self.sums.report(losses, step.receive, weights=self._weights(losses))
+            return step.finish()
 
     def _weights(self, losses: Tensor) -> Tensor:
         """Ones like `losses`, the same as at the last step unless somebody wrote into them."""
@@ -95,9 +93,9 @@ class Recorder:
             self._ones = ones = torch.ones_like(losses)
         return ones
 
-    def layout(self, engine: BookkeepingEngine, clip: Clip) -> BufferLayout:
+    def layout(self, clip: Clip) -> BufferLayout:
         """How sums lie in memory."""
-        params = engine.parameters
+        params = self.sums.params
         key = (clip.coordinates, *[p.dtype for p in params.values()], next(iter(params.values())).device)
         if key not in self._layouts:
             self._layouts[key] = BufferLayout(params, clip.coordinates)
@@ -110,7 +108,7 @@ class Recorder:
             self._small[site] = all(p.dim() < 2 for p in site.params)
         return report.grad.nbytes if self._small[site] else 0
 
-    def found(self, first: Key) -> tuple[Recording | None, list[Key] | None]:
+    def found(self, first: Key) -> tuple[RecordedReports | None, list[Key] | None]:
         """The recording that begins with `first`; or, if one is to be made now, the sections it will have."""
         recording = self._recordings.pop(first, None)
         if recording is not None:
@@ -133,14 +131,14 @@ class Recorder:
         if self._idle >= MOST_WATCHED:
             self.give_up()
 
-    def repeat(self, recording: Recording) -> None:
+    def repeat(self, recording: RecordedReports) -> None:
         """`recording` served a step."""
         recording.misses = self._idle = 0
         self.repeated += 1
         graphs.release_private_pool()
 
-    def keep(self, recording: Recording) -> None:
-        """Take up a new recording; the one that was not used for longest makes buffers."""
+    def keep(self, recording: RecordedReports) -> None:
+        """Take up a new recording; the one that was not used for longest makes room."""
         first = recording.sections[0].key
         self._watched.pop(first, None)
         while len(self._recordings) >= MOST_RECORDINGS:
@@ -148,7 +146,7 @@ class Recorder:
         self._recordings[first] = recording
         self.made += 1
 
-    def missed(self, recording: Recording) -> None:
+    def missed(self, recording: RecordedReports) -> None:
         """A step that began like `recording` went on differently."""
         recording.misses += 1
         if recording.misses >= MOST_MISSES:
@@ -162,33 +160,33 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
     """What a bounded sum is asked for."""
 
     clip: Clip
     mask: Tensor | None
     losses: Tensor
 
-    def key(self, engine: BookkeepingEngine) -> Key:
+    def key(self, sums: BoundedSum) -> Key:
         settings = (
             torch.backends.cuda.matmul.allow_tf32,
             torch.backends.cudnn.allow_tf32,
             torch._C._cuda_getCurrentRawStream(self.losses.device.index),
         )
-        return (self.clip, self.mask is None, len(self.losses), self.losses.device, *settings, *engine.identity())
+        return (self.clip, self.mask is None, len(self.losses), self.losses.device, *settings, *sums.identity())
 
 
-class _Take:
+class ReportedStep:
     """One step: reports come in and are worked on, section by section, by a recording or as usual."""
 
-    def __init__(self, recorder: Recorder, engine: BookkeepingEngine, request: _Request) -> None:
-        self._recorder, self._engine, self._request = recorder, engine, request
+    def __init__(self, recorder: Recorder, request: Request) -> None:
+        self._recorder, self._sums, self._request = recorder, recorder.sums, request
         self._waiting: list[Report] = []
         self._bytes = 0
         self._keys: list[Key] = []
         self._held: list[tuple[Own, list[Report | None]]] = []
         self._parts: Parts = {}
-        self._recording: Recording | None = None
+        self._recording: RecordedReports | None = None
         self._expected: list[Key] | None = None
         self._made: list[Section] = []
 
@@ -204,7 +202,7 @@ class _Take:
         key: Key = tuple([report.lies() for report in reports])
         place = len(self._keys)
         if not place:
-            key = (*self._request.key(self._engine), *key)
+            key = (*self._request.key(self._sums), *key)
             self._recording, self._expected = self._recorder.found(key)
         self._keys.append(key)
         if self._recording is not None:
@@ -226,10 +224,7 @@ class _Take:
 
     def _work(self, reports: list[Report]) -> tuple[Own, bool]:
         """Add the contributions of `reports` to what there is. Also says whether there was nothing to compute."""
-        found: list[Parts] = [{} for _ in reports]
-        for report, parts in zip(reports, found, strict=True):
-            self._engine.explain(report, len(self._request.losses), parts)
-        self._engine.flush()
+        found = self._sums.explain(reports, len(self._request.losses))
         for parts in found:
             for name, uses in parts.items():
                 self._parts.setdefault(name, []).extend(uses)
@@ -243,7 +238,6 @@ class _Take:
             graph, (own, nothing) = self._recorder.pool.record(lambda: self._work(reports), reports[0].grad.device, 1 << 12)
         except (RuntimeError, DpfyError) as problem:
             self._parts = before
-            self._engine.drop()
             self._recorder.give_up(problem)
             return False
         self._made.append(Section(key, graph, own, nothing))
@@ -261,14 +255,13 @@ class _Take:
     def _again(self) -> None:
         """The contributions of all reports so far."""
         self._parts = {}
+        kept = [report for _, reports in self._held for report in reports if report is not None]
         with graphs.private_pool():
-            for own, reports in self._held:
-                for mine, report in zip(own, reports, strict=True):
-                    if report is not None:
-                        self._engine.explain(report, len(self._request.losses), self._parts)
-                    for name, part in mine or ():
-                        self._parts.setdefault(name, []).append(part)
-            self._engine.flush()
+            made = iter(self._sums.explain(kept, len(self._request.losses)))
+        for mine in (mine for own, _ in self._held for mine in own):
+            found = [(name, part) for name, uses in next(made).items() for part in uses] if mine is None else mine
+            for name, part in found:
+                self._parts.setdefault(name, []).append(part)
 
     def finish(self) -> Bounded[Grads]:
         """The bounded sum of all reports."""
@@ -281,7 +274,7 @@ class _Take:
             scratch = self._recording.scratch
         else:
             scratch = scratch_bytes(part for uses in self._parts.values() for part in uses)
-        buffers, end = self._recorder.layout(self._engine, self._request.clip).buffers(scratch)
+        buffers, end = self._recorder.layout(self._request.clip).buffers(scratch)
         if self._recording is not None and self._recording.end != end:
             self._miss()
         self._keys.append(end)
@@ -302,36 +295,28 @@ class _Take:
         self._recorder.repeat(self._recording)
         return Bounded(dict(buffers.places), self._request.clip.bound)
 
-    def _recorded(self, buffers: Buffers, end: Key) -> Recording | None:
+    def _recorded(self, buffers: Buffers, end: Key) -> RecordedReports | None:
         """The recording of this step; None if it cannot be made."""
         mask, device, pool = self._request.mask, self._request.losses.device, self._recorder.pool
-        made = Recording(self._made, end, None if mask is None else pool.like(mask), device)
-
-        def multipliers() -> Scaled:
-            weighed = self._weighed(made.mask)
-            made.sound.put(weighed.sound)
-            return weighed
-
+        made = RecordedReports(self._made, end, None if mask is None else pool.like(mask), device)
         try:
-            first, weighed = pool.record(multipliers, device, 1 << 17)
-            second, _ = pool.record(lambda: self._engine.summed(weighed, last=True, buffers=buffers), device, 1 << 14)
+            made.record(pool, self._weighed, lambda scaled: self._sums.sum(scaled, last=True, buffers=buffers))
         except (RuntimeError, DpfyError) as problem:
             self._recorder.give_up(problem)
             self._again()
             return None
-        made.end_with(first, second)
         made.weigh(mask)
         self._recorder.keep(made)
         return made
 
     def _weighed(self, mask: Tensor | None) -> Scaled:
-        return weigh(self._engine.joined(self._parts), self._request.clip, self._engine.parameters, mask)
+        return self._sums.weigh(self._parts, self._request.clip, mask)
 
     def _agrees(self, buffers: Buffers) -> bool:
         """Whether the sums of a recording that was never used before are those of the usual work on the same reports."""
         self._again()
         with graphs.private_pool():
-            usual = self._engine.total(self._weighed(self._request.mask)).value
+            usual = self._sums.total(self._weighed(self._request.mask)).value
             gaps = [torch.linalg.vector_norm(buffers.places[name] - sums) for name, sums in usual.items()]
             sizes = [torch.linalg.vector_norm(sums) for sums in usual.values()]
             gap, size = (float(torch.stack(each).double().norm()) for each in (gaps, sizes))
@@ -341,7 +326,7 @@ class _Take:
     def _as_usual(self, buffers: Buffers) -> Bounded[Grads]:
         """The sums without a recording, in the same memory as with one, so that one step leaves what the other would."""
         with graphs.private_pool():
-            return self._engine.total(self._weighed(self._request.mask), buffers)
+            return self._sums.total(self._weighed(self._request.mask), buffers)
 
 
 def _unfit(clip: Clip) -> Exception | None:

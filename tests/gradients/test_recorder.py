@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.cuda_graphs import graphs, recorded
-from dpfy.gradients.cuda_graphs.buffers import BufferLayout
-from dpfy.gradients.cuda_graphs.recorded import SAME, Recorder
-from dpfy.gradients.engines import bookkeeping
+from dpfy.gradients.contributions.buffers import BufferLayout, Buffers
+from dpfy.gradients.cuda_graphs import captured, graphs, recorder
+from dpfy.gradients.cuda_graphs.recorder import SAME, Recorder
+from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.tracing.tape import Report
 
@@ -58,6 +58,7 @@ class FakeGraph:
     def __init__(self, operations: Operations, spoilt: bool) -> None:
         self.operations, self.spoilt = operations, spoilt
 
+    @torch.no_grad()
     def replay(self) -> None:
         for func, args, kwargs, made in self.operations.made:
             again = func(*args, **kwargs)
@@ -83,14 +84,14 @@ class Stage:
         self.engine.attach(self.model)
         for seed in range(2):
             self.usual(seed, FlatClip(1.0), None)
-        assert self.engine.steady
-        self.recorder = Recorder()
+        assert self.engine.sums.steady
+        self.recorder = Recorder(self.engine.sums)
         self.places: dict[object, list[Report]] = {}
         self.made_buffers: dict[object, Any] = {}
         monkeypatch.setattr(graphs, "private_pool", nullcontext)
         monkeypatch.setattr(graphs, "release_private_pool", lambda: None)
         monkeypatch.setattr(self.recorder, "pool", self)
-        monkeypatch.setattr(recorded._Request, "key", lambda request, engine: (request.clip, request.mask is None))
+        monkeypatch.setattr(recorder.Request, "key", lambda request, sums: (request.clip, request.mask is None))
         monkeypatch.setattr(BufferLayout, "buffers", self.buffers)
         self.where: object = None
 
@@ -111,10 +112,10 @@ class Stage:
         layout = next(iter(self.recorder._layouts.values()))
         key = (self.where, scratch, tuple(layout.order))
         if key not in self.made_buffers:
-            places = {n: torch.empty(p.shape) for n, p in self.engine.parameters.items()}
+            places = {n: torch.empty(p.shape) for n, p in self.engine.sums.params.items()}
             places |= {name: torch.empty(()) for name in layout.order if name not in places}
             more = torch.empty(scratch, dtype=torch.uint8)
-            self.made_buffers[key] = recorded.Buffers(places, more), (scratch, *[t.data_ptr() for t in places.values()])
+            self.made_buffers[key] = Buffers(places, more), (scratch, *[t.data_ptr() for t in places.values()])
         return self.made_buffers[key]
 
     def losses(self, seed: int, rows: int = 6, bad: float = 1.0) -> Tensor:
@@ -131,17 +132,17 @@ class Stage:
         self.where = where
         losses = self.losses(seed, **how)
         reports: list[Report] = []
-        self.engine.report(losses, reports.append)
+        self.engine.sums.report(losses, reports.append)
         held = self.places.setdefault((where, len(losses)), [])
         with torch.no_grad():
-            take = recorded._Take(self.recorder, self.engine, recorded._Request(clip, mask, losses))
+            step = recorder.ReportedStep(self.recorder, recorder.Request(clip, mask, losses))
             for i, report in enumerate(reports):
                 if i == len(held):
                     held.append(Report(report.site, report.grad.clone(), tuple(t.clone() for t in report.saved), report.explain))
                 for mine, new in zip((held[i].grad, *held[i].saved), (report.grad, *report.saved), strict=True):
                     mine.copy_(new)
-                take.receive(held[i])
-            return {n: t.clone() for n, t in take.finish().value.items()}
+                step.receive(held[i])
+            return {n: t.clone() for n, t in step.finish().value.items()}
 
     def check(self, seed: int, clip: Clip = FlatClip(0.1), mask: Tensor | None = None, **how: Any) -> None:  # noqa: B008
         """The taken sum is the usual one."""
@@ -159,7 +160,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 @pytest.mark.parametrize("clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
 @pytest.mark.parametrize("section", [1, 4, 12, 100])
 def test_repeated_steps_give_the_usual_sums(stage: Stage, clip: Clip, section: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "SECTION", section)
+    monkeypatch.setattr(recorder, "SECTION", section)
     for seed in range(SAME + 5):
         stage.check(seed, clip)
     assert (stage.recorder.made, stage.recorder.repeated) == (1, 5)
@@ -181,7 +182,7 @@ class Products(nn.Module):
 
 
 def test_sections_that_compute_nothing_are_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bookkeeping, "joins", lambda part: True)  # as with kernels, norms are taken at the end
+    monkeypatch.setattr(bounded_sum, "joins", lambda part: True)  # as with kernels, norms are taken at the end
     launched: list[FakeGraph] = []
     replay = FakeGraph.replay
     monkeypatch.setattr(FakeGraph, "replay", lambda graph: launched.append(graph) or replay(graph))
@@ -198,14 +199,14 @@ def test_sections_that_compute_nothing_are_not_launched(monkeypatch: pytest.Monk
 
 
 def test_weights_of_the_losses_are_ones_whoever_wrote_into_them() -> None:
-    recorder, losses = Recorder(), torch.zeros(5)
-    ones = recorder._weights(losses)
+    made, losses = Recorder(bounded_sum.BoundedSum({})), torch.zeros(5)
+    ones = made._weights(losses)
     assert torch.equal(ones, torch.ones(5))
-    assert recorder._weights(losses + 1) is ones
-    assert recorder._weights(torch.zeros(5, dtype=torch.float64)).dtype is torch.float64
-    assert recorder._weights(torch.zeros(7)).shape == (7,)
-    recorder._weights(losses).mul_(3)
-    assert torch.equal(recorder._weights(losses), torch.ones(5))
+    assert made._weights(losses + 1) is ones
+    assert made._weights(torch.zeros(5, dtype=torch.float64)).dtype is torch.float64
+    assert made._weights(torch.zeros(7)).shape == (7,)
+    made._weights(losses).mul_(3)
+    assert torch.equal(made._weights(losses), torch.ones(5))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -274,7 +275,7 @@ def test_work_that_cannot_be_recorded_is_done_as_usual(stage: Stage) -> None:
 
 
 def test_a_loop_that_never_repeats_is_not_watched_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "MOST_WATCHED", 7)
+    monkeypatch.setattr(recorder, "MOST_WATCHED", 7)
     for seed in range(7):
         stage.check(seed, where=seed)
     assert not stage.recorder.on
@@ -282,7 +283,7 @@ def test_a_loop_that_never_repeats_is_not_watched_for_ever(stage: Stage, monkeyp
 
 
 def test_recordings_make_room_for_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "MOST_RECORDINGS", 2)
+    monkeypatch.setattr(recorder, "MOST_RECORDINGS", 2)
     for turn in range(8):
         for seed in range(SAME + 3):
             stage.check(seed, where=turn % 4)
@@ -299,3 +300,33 @@ def test_sums_that_go_elsewhere_are_noticed(stage: Stage) -> None:
         stage.check(seed + 20)
         old = old | {("turn", seed): stage.made_buffers}
     assert stage.recorder.repeated == 2
+
+
+@pytest.mark.parametrize("clip", [FlatClip(0.1), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
+def test_a_captured_step_runs_forward_and_backward_too(stage: Stage, clip: Clip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same graphs for multipliers and sums, with a step in them that begins at the batch."""
+    monkeypatch.setattr(graphs, "GraphPool", lambda apart: stage)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def losses_of(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(stage.model(x), y, reduction="none")
+
+    def batch(seed: int) -> tuple[Tensor, Tensor]:
+        g = torch.Generator().manual_seed(seed)
+        return torch.randn(6, 5, 4, generator=g), torch.randint(0, 11, (6,), generator=g)
+
+    mask = torch.arange(6) != 4
+    step = captured._CapturedStep(stage.engine.sums, losses_of, batch(0), clip, mask)
+    for seed in range(4):
+        with torch.no_grad():
+            stage.model.head.weight.add_(0.01 * seed)
+        found = step.run(batch(seed), mask := ~mask)
+        assert found is not None
+        assert found.bound == clip.bound
+        found = {name: value.clone() for name, value in found.value.items()}
+        for name, value in stage.engine.bounded_sum(losses_of(*batch(seed)), clip, mask).value.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+    x, y = batch(9)
+    x[1] = float("nan")
+    assert step.run((x, y), mask) is None

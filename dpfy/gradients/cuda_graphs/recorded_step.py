@@ -1,21 +1,31 @@
-"""What was recorded of a step: the work on its reports, section by section, on their multipliers and on their sums, as graphs."""
+"""What was recorded of a step, as graphs: the work on its reports, section by section, then multipliers and sums.
+
+The two routes differ in where a step begins. The recorder takes the reports of a backward pass that ran as always; a captured step
+runs forward and backward itself, on the way to its multipliers. From there on they are the same.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.clipped_sum import Flag
+from dpfy.gradients.contributions.clipped_sum import Flag, Scaled
 from dpfy.gradients.contributions.contribution import Contribution, Direct, storages
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.sliced import pieces_of
 from dpfy.gradients.cuda_graphs import graphs
+from dpfy.gradients.engines.bounded_sum import Parts
 from dpfy.gradients.tracing.tape import Report
 
 Key = tuple[object, ...]
-Parts = dict[str, list[Contribution]]
+Weigh = Callable[[Tensor | None], Scaled]
+"""From the mask of a step to the multipliers of its examples."""
+
+T = TypeVar("T")
 Own = list[list[tuple[str, Contribution]] | None]
 """For each report its contributions, if they hold none of the tensors that were reported; else None."""
 
@@ -38,21 +48,27 @@ class Section:
             self.graph.replay()
 
 
-class Recording:
-    """Graphs for all sections of a step, for the multipliers and for the sums. All tensors in it are overwritten at every use."""
+class RecordedStep:
+    """Graphs for the multipliers of a step and for its sums. All tensors in it are overwritten at every use."""
 
-    def __init__(self, sections: list[Section], end: Key, mask: Tensor | None, device: torch.device) -> None:
-        self.sections, self.end, self.mask = sections, end, mask
-        self.sound, self._queue = Flag(device), graphs.queue(device)  # the key says that it is the current one
-        self.scratch = int(end[0])  # type: ignore[call-overload]
-        self.trusted, self.misses = False, 0
+    def __init__(self, device: torch.device, mask: Tensor | None, queue: torch.cuda.Stream | None = None) -> None:
+        self.device, self.mask = device, mask
+        self.sound, self._queue = Flag(device), queue  # the current one, if it is not given
 
-    def end_with(self, weigh: graphs.CudaGraph, add: graphs.CudaGraph) -> None:
-        """The graphs for multipliers and sums; the first puts the flag :attr:`sound`."""
-        self._weigh, self._add = weigh, add
+    def record(self, pool: graphs.GraphPool, weigh: Weigh, add: Callable[[Scaled], T]) -> T:
+        """Record multipliers and sums: `weigh` with the mask of this step, and `add` with what it gives, whose tensors are returned."""
+
+        def multipliers() -> Scaled:
+            scaled = weigh(self.mask)
+            self.sound.put(scaled.sound)
+            return scaled
+
+        self._weigh, scaled = pool.record(multipliers, self.device, 1 << 17)
+        self._add, total = pool.record(lambda: add(scaled), self.device, 1 << 17)
+        return total
 
     def weigh(self, mask: Tensor | None) -> None:
-        """Multipliers for what the sections left."""
+        """Launch the multipliers."""
         if self.mask is not None and mask is not None:
             self.mask.copy_(mask)
         self._weigh.replay()
@@ -62,6 +78,16 @@ class Recording:
         """Sums with the multipliers of :meth:`weigh`; False if some norm was not finite, and the sums are worthless."""
         self._add.replay()
         return self.sound.value()
+
+
+class RecordedReports(RecordedStep):
+    """The same with the work on the reports of a step, section by section, before it."""
+
+    def __init__(self, sections: list[Section], end: Key, mask: Tensor | None, device: torch.device) -> None:
+        super().__init__(device, mask, graphs.queue(device))  # the key says that it is the current one
+        self.sections, self.end = sections, end
+        self.scratch = int(end[0])  # type: ignore[call-overload]
+        self.trusted, self.misses = False, 0
 
 
 def own_parts(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | None:

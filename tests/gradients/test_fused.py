@@ -291,7 +291,7 @@ def test_a_probe_may_look_through(kind: str, attached: Attach) -> None:
 
 def reported(engine: BookkeepingEngine, losses: Tensor) -> list[Report]:
     reports: list[Report] = []
-    engine.report(losses, reports.append)
+    engine.sums.report(losses, reports.append)
     return reports
 
 

@@ -1,0 +1,105 @@
+"""Views of a parameter: where the numbers of a contribution to a view lie in the tensor that is viewed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpfy.gradients.contributions.contribution import Contribution, Direct
+from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.placed import Placed
+from dpfy.gradients.tracing.split_rules import input_shape
+
+
+def output_meta(node: Any, number: int) -> tuple[torch.Size, torch.dtype]:
+    meta = node._input_metadata[number]
+    return torch.Size(meta.shape), meta.dtype
+
+
+def placed(node: Any, number: int, part: Contribution) -> Contribution:
+    """What arrives at the input of a view from `part` at its output."""
+    view, shape = output_meta(node, number)[0], input_shape(node, 0)
+    if isinstance(part, Outer) and len(view) == 2 and node.name() in TRANSPOSES:
+        return Outer(part.right, part.left)
+    places = VIEWS[node.name()](node, number, view, shape)
+    if isinstance(part, Direct):
+        return Direct(places(part.grads.reshape(-1, *view)))
+    facts = tuple(str(getattr(node, name)) for name in dir(node) if name.startswith("_saved_"))
+    key = ((node.name(), number, view, shape, facts),)
+    if isinstance(part, Placed):
+        before = part.places
+        return Placed(part.part, lambda t: places(before(t)), part.view, shape, (*part.key, *key))
+    return Placed(part, places, view, shape, key)
+
+
+Places = Callable[[Tensor], Tensor]
+"""[many, *view] numbers to their places in [many, *input], with zeros elsewhere."""
+
+
+def _reshaped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    return lambda t: t.reshape(-1, *shape)
+
+
+def _transposed(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    first, second = (0, 1) if node.name() == "TBackward0" else (_dim(d, len(view)) for d in (node._saved_dim0, node._saved_dim1))
+    return (lambda t: t) if len(view) < 2 else lambda t: t.transpose(first + 1, second + 1)
+
+
+def _permuted(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dims = [_dim(d, len(view)) for d in node._saved_dims]
+    return lambda t: t.permute(0, *[dims.index(d) + 1 for d in range(len(dims))])
+
+
+def _between(dim: int, cut: slice, shape: torch.Size) -> Places:
+    def places(t: Tensor) -> Tensor:
+        whole = t.new_zeros(len(t), *shape)
+        whole.movedim(dim + 1, 0)[cut] = t.movedim(dim + 1, 0)
+        return whole
+
+    return places
+
+
+def _sliced(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dim = _dim(node._saved_dim, len(shape))
+    return _between(dim, slice(*slice(node._saved_start, node._saved_end, node._saved_step).indices(shape[dim])), shape)
+
+
+def _selected(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dim = _dim(node._saved_dim, len(shape))
+    index = (node._saved_index if node.name() == "SelectBackward0" else number) % shape[dim]
+    inner = _between(dim, slice(index, index + 1), shape)
+    return lambda t: inner(t.unsqueeze(dim + 1))
+
+
+def _cut_off(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dim = _dim(node._saved_dim, len(shape))
+    sizes = node._saved_split_sizes if node.name() == "SplitWithSizesBackward0" else [node._saved_split_size] * number
+    start = sum(sizes[:number])
+    return _between(dim, slice(start, start + view[dim]), shape)
+
+
+def _flipped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    return lambda t: t.flip([_dim(d, len(shape)) + 1 for d in node._saved_dims])
+
+
+def _dim(dim: int, count: int) -> int:
+    """Negative dimensions are saved as large numbers."""
+    return (dim - 2**64 if dim >= 2**63 else dim) % count
+
+
+TRANSPOSES = {"TBackward0", "TransposeBackward0"}
+
+VIEWS: dict[str, Callable[[Any, int, torch.Size, torch.Size], Places]] = {
+    **dict.fromkeys(TRANSPOSES, _transposed),
+    **dict.fromkeys(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"), _reshaped),
+    **dict.fromkeys(("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"), _reshaped),
+    "PermuteBackward0": _permuted,
+    "SliceBackward0": _sliced,
+    **dict.fromkeys(("SelectBackward0", "UnbindBackward0"), _selected),
+    **dict.fromkeys(("SplitBackward0", "SplitWithSizesBackward0"), _cut_off),
+    "FlipBackward0": _flipped,
+}
+"""Operations that show numbers of their input at other places, each at most once."""
