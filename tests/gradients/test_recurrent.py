@@ -16,6 +16,7 @@ from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip
 from dpfy.gradients.engine import Engine, Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.layers import cudnn
 from dpfy.gradients.layers.table import rule_for
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -139,3 +140,60 @@ def test_every_parameter_is_explained(kind: str) -> None:
     assert engine.sums.steady
     engine.detach()
     assert "forward" not in vars(model.inner)
+
+
+class Imitation:
+    """cuDNN as far as it is called, on a CPU: weights are read from their common memory, and the way back overwrites what was kept."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Any, ...]] = []
+
+    def flat(self, weights: list[Tensor], *how: Any) -> Tensor:
+        return torch.cat([w.flatten() for w in weights])
+
+    def forward(self, x: Tensor, weights: Any, count: int, memory: Tensor, h: Tensor, c: Tensor | None, *call: Any) -> Any:
+        mode, width, sizes = call[0], call[1], call[8]
+        assert x.is_contiguous()
+        assert h.shape[0] == 1
+        parts = list(memory.split([w.numel() for w in weights]))
+        flat = [part.view(w.shape) for part, w in zip(parts, weights, strict=True)]
+        with torch.enable_grad():
+            given = [x.clone().requires_grad_(), h.clone().requires_grad_()]
+            if c is not None:
+                given.append(c.clone().requires_grad_())
+            first = tuple(given[1:]) if c is not None else given[1]
+            run = {0: torch._VF.rnn_relu, 1: torch._VF.rnn_tanh, 2: torch._VF.lstm, 3: torch._VF.gru}[mode]
+            if sizes:
+                made = run(given[0], torch.tensor(sizes), first, flat, True, 1, 0.0, True, False)
+            else:
+                made = run(given[0], first, flat, True, 1, 0.0, True, False, False)
+        self.kept.append((given, made))
+        assert made[1].shape[2] == width
+        out = [t.detach() for t in made] + ([x.new_empty(0)] if c is None else [])
+        return (*out, torch.tensor([float(len(self.kept) - 1)]), memory)
+
+    def backward(self, x: Tensor, weights: Any, count: int, memory: Tensor, h: Tensor, c: Tensor | None, *rest: Any) -> Any:
+        _, *grads = rest[:4]
+        reserve = rest[14]
+        given, made = self.kept[int(reserve)]
+        reserve.fill_(math.nan)
+        assert given[0].shape == x.shape
+        pairs = [(t, g) for t, g in zip(made, grads, strict=False) if g is not None]
+        found = torch.autograd.grad([t for t, _ in pairs], given, [g for _, g in pairs], retain_graph=True)
+        return (*found, *[x.new_empty(0)] * (3 - len(found)), [])
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_what_cudnn_is_asked_for(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheme by which gradients of the gates are had from cuDNN, with an imitation in its place."""
+    imitation, used = Imitation(), []
+    monkeypatch.setattr(cudnn, "_flat", imitation.flat)
+    monkeypatch.setattr(cudnn, "_forward", lambda *args: used.append(1) or imitation.forward(*args))
+    monkeypatch.setattr(cudnn, "_backward", imitation.backward)
+    monkeypatch.setattr(cudnn, "usable", lambda gates, weights: weights.project is None)
+    r = random.Random(f"cudnn {kind} {seed}")
+    torch.manual_seed(seed)
+    model, given = drawn(r, kind)
+    assert gap_to_loop(model, given) < 1e-9
+    assert used or model.inner.proj_size

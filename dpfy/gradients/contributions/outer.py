@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,7 @@ class Outer:
 
     left: Tensor  # [batch, positions, rows of the parameter]
     right: Tensor  # [batch, positions, columns of the parameter]
+    left_gram: Callable[[slice], Tensor] | None = None  # of some examples, where several parameters share it: never to be changed
 
     @property
     def batch(self) -> int:
@@ -119,10 +121,11 @@ class Outer:
         """sum over t, s of (left[t] . left[s]) (right[t] . right[s]), and the sizes, of which the diagonals tell."""
         parts, sizes = [], []
         for rows in row_chunks(self.left.shape[0], 2 * self.left.shape[1] ** 2):
-            first, second = rounding.self_products(self.left[rows]), rounding.self_products(self.right[rows])
+            first = rounding.self_products(self.left[rows]) if self.left_gram is None else self.left_gram(rows)
+            second = rounding.self_products(self.right[rows])
             left, right = (t.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64) for t in (first, second))
             sizes.append(self._size(left, right))
-            parts.append(rounding.block_sums(first.mul_(second)))
+            parts.append(rounding.block_sums(second.mul_(first)))
         return torch.cat(parts), torch.cat(sizes)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.utils.rnn import PackedSequence
 
-from dpfy.gradients.contributions.contribution import Contribution, Direct
+from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.rounding import self_products
 from dpfy.gradients.engine import no_autocast
 from dpfy.gradients.layers import cudnn, fused
 from dpfy.gradients.layers.recurrence import Made, Steps, Weights, before_each, gru, lstm, plain
@@ -223,17 +225,18 @@ class _Direction:
             inner = _inside_reset(gates, view(saved[2])) if gru else gates
             ahead, after = (slice(1, None), slice(None, -1)) if reverse else (slice(None, -1), slice(1, None))
             late, early = (inner, before) if known else (inner[..., after, :], before[..., ahead, :])
-            sums: dict[int, Contribution] = {}
-
-            def shift(t: Tensor) -> Contribution:
-                return sums.setdefault(id(t), Direct(total(t, 1)))
-
+            steps = slice(None) if known else after
+            common = cache(lambda start, stop: self_products(gates[start:stop])) if inner is gates and gates.dim() == 3 else None
+            whole, part = (
+                common and (lambda rows, some=some: common(rows.start, rows.stop)[:, some, some]) for some in (slice(None), steps)
+            )
+            shift = cache(lambda own: Direct(total(gates if own else inner, 1)))
             return wanted(
                 [
-                    (given["weight_ih"], lambda: _outer(gates, x)),
-                    (given["weight_hh"], lambda: _outer(late, early)),
-                    (given.get("bias_ih"), lambda: shift(gates)),
-                    (given.get("bias_hh"), lambda: shift(inner)),
+                    (given["weight_ih"], lambda: _outer(gates, x, whole)),
+                    (given["weight_hh"], lambda: _outer(late, early, part)),
+                    (given.get("bias_ih"), lambda: shift(True)),
+                    (given.get("bias_hh"), lambda: shift(inner is gates)),
                 ]
             )
 
@@ -249,8 +252,8 @@ def _first(like: Tensor, state: Tensor | None) -> Tensor:
     return like.new_zeros(like.shape[1:]) if state is None else state.to(like.dtype)
 
 
-def _outer(g: Tensor, a: Tensor) -> Outer:
-    return Outer(as_positions(g), as_positions(a).to(g.dtype))
+def _outer(g: Tensor, a: Tensor, gram: Callable[[slice], Tensor] | None = None) -> Outer:
+    return Outer(as_positions(g), as_positions(a).to(g.dtype), gram)
 
 
 def _inside_reset(gates: Tensor, reset: Tensor) -> Tensor:
