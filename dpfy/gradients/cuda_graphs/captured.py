@@ -81,7 +81,7 @@ class _CapturedStep:
         torch.cuda.synchronize()
         gc.collect()
         torch.cuda.empty_cache()  # the graphs take what the steps before them held
-        self._total = self._step.record(graphs.GraphPool(apart=False), weigh, lambda scaled: sums.sum(scaled, last=True))
+        self._total = self._step.record(graphs.GraphPool(apart=False), weigh, lambda scaled: sums.sum(scaled, last=True), 1 << 17)
 
     def run(self, batch: tuple[Tensor, ...], mask: Tensor) -> Bounded[Grads] | None:
         """The bounded sum of `batch`; None if a norm was not finite."""

@@ -55,8 +55,11 @@ class RecordedStep:
         self.device, self.mask = device, mask
         self.sound, self._queue = Flag(device), queue  # the current one, if it is not given
 
-    def record(self, pool: graphs.GraphPool, weigh: Weigh, add: Callable[[Scaled], T]) -> T:
-        """Record multipliers and sums: `weigh` with the mask of this step, and `add` with what it gives, whose tensors are returned."""
+    def record(self, pool: graphs.GraphPool, weigh: Weigh, add: Callable[[Scaled], T], addresses: int = 1 << 14) -> T:
+        """Record multipliers and sums: `weigh` with the mask of this step, and `add` with what it gives, whose tensors are returned.
+
+        `addresses`: how many the kernels of the sums may need.
+        """
 
         def multipliers() -> Scaled:
             scaled = weigh(self.mask)
@@ -64,7 +67,7 @@ class RecordedStep:
             return scaled
 
         self._weigh, scaled = pool.record(multipliers, self.device, 1 << 17)
-        self._add, total = pool.record(lambda: add(scaled), self.device, 1 << 17)
+        self._add, total = pool.record(lambda: add(scaled), self.device, addresses)
         return total
 
     def weigh(self, mask: Tensor | None) -> None:
