@@ -45,24 +45,13 @@ def _check_step(step: int, steps: int) -> None:
 
 
 @dataclass(frozen=True)
-class FixedOrderSampler:
-    """Each record has one place in the epoch and keeps it: it takes part every `steps_per_epoch` steps, `epochs` times.
-
-    Guarantees: :class:`dpfy.core.participation.FixedOrder`. No randomness is claimed for privacy; batch sizes vary as in Poisson
-    sampling.
-    """
-
+class _OnceAnEpoch:
     steps_per_epoch: int
     epochs: int
 
     def __post_init__(self) -> None:
         check.integer("sampling.steps_per_epoch", self.steps_per_epoch)
         check.integer("sampling.epochs", self.epochs)
-
-    @property
-    def participation(self) -> participation.FixedOrder:
-        """At s, s + steps_per_epoch, ..."""
-        return participation.FixedOrder(self.steps_per_epoch, self.epochs)
 
     def expected_batch(self, records: int) -> float:
         """One epoch's share."""
@@ -71,6 +60,20 @@ class FixedOrderSampler:
     def address(self, step: int) -> int:
         """One generator for the whole run."""
         return 0
+
+
+@dataclass(frozen=True)
+class FixedOrderSampler(_OnceAnEpoch):
+    """Each record has one place in the epoch and keeps it: it takes part every `steps_per_epoch` steps, `epochs` times.
+
+    Guarantees: :class:`dpfy.core.participation.FixedOrder`. No randomness is claimed for privacy; batch sizes vary as in Poisson
+    sampling.
+    """
+
+    @property
+    def participation(self) -> participation.FixedOrder:
+        """At s, s + steps_per_epoch, ..."""
+        return participation.FixedOrder(self.steps_per_epoch, self.epochs)
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Indices:
         """The records whose place comes up."""
@@ -81,31 +84,16 @@ class FixedOrderSampler:
 
 
 @dataclass(frozen=True)
-class ReshuffledSampler:
+class ReshuffledSampler(_OnceAnEpoch):
     """Each record takes part once in every epoch, at a place drawn anew for each epoch.
 
     Guarantees: :class:`dpfy.core.participation.Reshuffled`; no amplification is claimed.
     """
 
-    steps_per_epoch: int
-    epochs: int
-
-    def __post_init__(self) -> None:
-        check.integer("sampling.steps_per_epoch", self.steps_per_epoch)
-        check.integer("sampling.epochs", self.epochs)
-
     @property
     def participation(self) -> participation.Reshuffled:
         """Once in each epoch."""
         return participation.Reshuffled(self.steps_per_epoch, self.epochs)
-
-    def expected_batch(self, records: int) -> float:
-        """One epoch's share."""
-        return records / self.steps_per_epoch
-
-    def address(self, step: int) -> int:
-        """One generator for the whole run."""
-        return 0
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Indices:
         """The records whose place in this epoch comes up."""

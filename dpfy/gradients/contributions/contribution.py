@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -142,10 +142,10 @@ def norm_by_parts(batch: int, width: int, part: Callable[[slice], Tensor], eleme
 
 
 @dataclass(frozen=True)
-class Direct:
-    """Per-example gradients that are small enough to hold: biases, scales of normalisation layers, bare parameters."""
+class Held:
+    """Per-example gradients that are held as they are."""
 
-    grads: Tensor  # [batch, *parameter]
+    grads: Tensor  # [batch, ...]
 
     @property
     def batch(self) -> int:
@@ -160,7 +160,15 @@ class Direct:
         return self.grads.dtype
 
     def measured(self) -> tuple[Tensor, Contribution]:
-        return row_squares(self.grads)[None], self
+        return row_squares(self.grads)[None], cast(Contribution, self)
+
+    def rounding(self) -> Tensor:
+        return row_squares(self.grads).sqrt() * few_roundings(self.grads)
+
+
+@dataclass(frozen=True)
+class Direct(Held):
+    """Those that are small enough, [batch, *parameter]: biases, scales of normalisation layers, bare parameters."""
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         flat = as_rows(self.grads)
@@ -171,9 +179,6 @@ class Direct:
 
     def per_example(self, rows: slice) -> Tensor:
         return self.grads[rows]
-
-    def rounding(self) -> Tensor:
-        return row_squares(self.grads).sqrt() * few_roundings(self.grads)
 
     def cleaned(self, keep: Tensor) -> Direct:
         return Direct(kept(self.grads, keep))

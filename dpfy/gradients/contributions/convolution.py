@@ -16,6 +16,7 @@ from dpfy.gradients.contributions.contribution import (
     KEEP_ELEMENTS,
     Contribution,
     Direct,
+    Held,
     kept,
     large_pages,
     norm_by_parts,
@@ -250,35 +251,16 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class Patched:
-    """Per-example gradients of a convolution in the order of its patches: kept, like those of `Direct`."""
+class Patched(Held):
+    """Per-example gradients of a convolution in the order of its patches, [batch, channels out, columns]."""
 
-    grads: Tensor  # [batch, channels out, columns]
     window: Window
-
-    @property
-    def batch(self) -> int:
-        return len(self.grads)
-
-    @property
-    def width(self) -> int:
-        return self.grads[0].numel()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.grads.dtype
-
-    def measured(self) -> tuple[Tensor, Contribution]:
-        return row_squares(self.grads)[None], self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.window.ordered(Direct(self.grads).weighted_sum(weights))
 
     def per_example(self, rows: slice) -> Tensor:
         return self.window.ordered(self.grads[rows])
-
-    def rounding(self) -> Tensor:
-        return Direct(self.grads).rounding()
 
     def cleaned(self, keep: Tensor) -> Patched:
         return Patched(kept(self.grads, keep), self.window)
