@@ -156,6 +156,47 @@ class Pooled(EmbeddingGradient):
         return replace(self, grads=kept(self.grads[:, :1], keep).expand_as(self.grads))
 
 
+@dataclass(frozen=True)
+class RaggedEmbeddingGradient(EmbeddingGradient):
+    """Examples with different numbers of positions, filled up to the longest of the batch with gradients of zero.
+
+    Guarantees: the bound of an example depends on its own number of positions, `lengths`, not on how far it was filled up.
+    """
+
+    lengths: Tensor  # [batch]
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return self.estimate().upper, self
+
+    def estimate(self) -> Estimate:
+        """The norms and how wrong they can be: the formula of :func:`rounding.of_products` with each example's own length."""
+        on_cpu = self.grads.device.type == "cpu" and self.index.shape[1]
+        chunks = row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS)
+        squares = torch.cat([distinct_squares(self.index[r], self.grads[r]) for r in chunks]) if on_cpu else self._by_gram()
+        gram = 0 if on_cpu else rounding.gram_terms(self.grads.shape[2], 1)
+        sizes, error = self._sizes(), squares.abs() * rounding.gamma(rounding.BLOCK + 8, self.dtype)
+        if gram:
+            error = (
+                error + sizes.square() * rounding.gamma(gram, self.dtype) + self._lengths.square() * rounding.least(self.dtype)
+            )
+        factor = self._factor() + (0.0 if on_cpu else rounding.of_factors(self.dtype, self.grads.device))
+        return Estimate(squares, error, sizes * (2 * self._gamma(8) + 2 * factor))
+
+    @property
+    def _lengths(self) -> Tensor:
+        return self.lengths.double().clamp(min=1)
+
+    def _gamma(self, more: int) -> Tensor:
+        share = (self._lengths + more) * rounding.unit(rounding.sum_dtype(self.dtype))
+        return torch.where(share < 0.5, share / (1 - share), torch.inf)
+
+    def _sizes(self) -> Tensor:
+        return row_squares(self.grads).mul_(self._lengths).sqrt_()
+
+    def rounding(self) -> Tensor:
+        return self._sizes() * (self._gamma(4) + self._factor())
+
+
 def zero_table(rows: int, like: Tensor) -> Tensor:
     """Zeros for the sum of a table. NumPy asks the system for large pages, which every later pass over the table gains from."""
     return torch.from_numpy(

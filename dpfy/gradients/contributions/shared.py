@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dpfy.gradients.contributions import rounding
 from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, norm_by_parts, row_chunks, wide
-from dpfy.gradients.contributions.embedding import EmbeddingGradient
+from dpfy.gradients.contributions.convolution import Convolution
+from dpfy.gradients.contributions.embedding import EmbeddingGradient, RaggedEmbeddingGradient
 from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.placed import Placed, apart
+from dpfy.gradients.contributions.placed import Placed, RowScaled, Stacked, apart
 from dpfy.gradients.contributions.rounding import Estimate, row_squares
 
 
@@ -85,8 +86,11 @@ class Shared:
         outer, rows = kinds.get(Outer), kinds.get(EmbeddingGradient)
         if len(merged) == 2 and isinstance(outer, Outer) and isinstance(rows, EmbeddingGradient):
             return outer.estimate().plus(rows.estimate(), *tied_product(outer, rows)).upper, self
+        fixed = kinds.get(RowScaled)
+        if len(merged) == 2 and isinstance(outer, Outer) and isinstance(fixed, RowScaled):
+            return outer.estimate().plus(fixed.estimate(), *rows_product(outer, fixed)).upper, self
         # Uses may cancel: their sum is wrong by what each of them is, once in the norm and once in the weighted sum.
-        squares = norm_by_parts(self.batch, self.width * len(merged), self.per_example)
+        squares = norm_by_parts(self.batch, self.width * len(merged), Shared([widened(part) for part in merged]).per_example)
         return Estimate(squares, torch.zeros_like(squares), 2 * self.rounding()).upper, self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -118,17 +122,54 @@ def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     for part in parts:
         if isinstance(part, Placed):
             placed.setdefault(part.key, []).append(part)
-    merged: list[Contribution] = [p for p in parts if not isinstance(p, Outer | EmbeddingGradient | Direct | Placed)]
+    merged: list[Contribution] = [p for p in parts if not isinstance(p, Outer | EmbeddingGradient | Direct | Placed | RowScaled)]
+    fixed = [p for p in parts if isinstance(p, RowScaled)]
+    if len(fixed) > 1 and all(torch.equal(p.matrix, fixed[0].matrix) for p in fixed[1:]):
+        fixed = [replace(fixed[0], factors=sum((p.factors for p in fixed[1:]), start=fixed[0].factors))]
+    merged += fixed
     merged += [same[0] if len(same) == 1 else replace(same[0], part=Shared([p.part for p in same])) for same in placed.values()]
     if outers:
         merged.append(Outer(torch.cat([p.left for p in outers], 1), torch.cat([p.right for p in outers], 1)))
     if rows:
-        merged.append(
-            EmbeddingGradient(torch.cat([p.index for p in rows], 1), torch.cat([p.grads for p in rows], 1), rows[0].count)
-        )
+        joined = EmbeddingGradient(torch.cat([p.index for p in rows], 1), torch.cat([p.grads for p in rows], 1), rows[0].count)
+        if any(isinstance(p, RaggedEmbeddingGradient) for p in rows):
+            own = [p.lengths if isinstance(p, RaggedEmbeddingGradient) else p.index.new_tensor(p.index.shape[1]) for p in rows]
+            lengths = torch.stack([each.expand(len(joined.index)) for each in own]).sum(0)
+            joined = RaggedEmbeddingGradient(joined.index, joined.grads, joined.count, lengths)
+        merged.append(joined)
     if direct:
         merged.append(Direct(sum((p.grads for p in direct[1:]), start=direct[0].grads)))
     return merged
+
+
+def widened(part: Contribution) -> Contribution:
+    """`part` with its factors in float32 or wider: products that are written out in a narrow type hide what may not cancel."""
+    if isinstance(part, Outer):
+        return Outer(wide(part.left), wide(part.right))
+    if isinstance(part, Direct | EmbeddingGradient):
+        return replace(part, grads=wide(part.grads))
+    if isinstance(part, Convolution):
+        return replace(part, inputs=wide(part.inputs), grads=wide(part.grads), weight=wide(part.weight))
+    if isinstance(part, Placed):
+        return replace(part, part=widened(part.part))
+    return replace(part, parts=[widened(each) for each in part.parts]) if isinstance(part, Stacked | Shared) else part
+
+
+def rows_product(outer: Outer, fixed: RowScaled) -> tuple[Tensor, Tensor]:
+    """Inner products, example by example, of a sum of outer products with the scaled rows of a fixed matrix; how wrong they can be.
+
+    sum over o, t of f_o left[t, o] (right[t] . row_o). A sum over t is wrong by gamma(columns + positions) times the sum of the absolute
+    terms, and sum over o of |f_o| |row_o| sum over t of |left[t, o]| |right[t]| is at most |f * rows| |left| |right|.
+    """
+    left, right, rows = wide(outer.left), wide(outer.right), wide(fixed.matrix).flatten(1)
+    products = torch.cat(
+        [(left[part] * (right[part] @ rows.t().to(right.dtype))).sum(1) for part in row_chunks(len(left), left[0].numel())]
+    )
+    count, dtype = right.shape[2] + left.shape[1] + 16, outer.dtype
+    each = rounding.gamma(count, dtype) + 2 * rounding.of_factors(dtype, right.device)
+    size = (row_squares(left) * row_squares(right) * fixed.estimate().squares).sqrt()
+    hidden = count * len(rows) * rounding.least(dtype)
+    return (products.double() * fixed.factors.double()).sum(1), size * each * (1 + 2.0**-8) + hidden
 
 
 def tied_product(outer: Outer, rows: EmbeddingGradient) -> tuple[Tensor, Tensor]:

@@ -152,7 +152,7 @@ class BookkeepingEngine(Engine):
         inbox = _Inbox(sums, parts)
         found = arrivals(graph, splits, len(losses), sums.tape, sums.names, inbox) if graph and splits else []
         handles = [arrival.node.register_prehook(arrival) for arrival in found]
-        edges = [edge for arrival in found for edge in arrival.asked]
+        edges = [arrival.asked for arrival in found if arrival.asked is not None]
         try:
             sums.gather(losses, parts, keep=not sound, edges=edges)
         finally:

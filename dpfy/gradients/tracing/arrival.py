@@ -81,8 +81,8 @@ class Arrival:
     names: Mapping[Tensor, str]
     receiver: Receiver
     uses: list[tuple[Source, SplitPoint, set[Any]]] = field(default_factory=list)
-    asked: list[GradientEdge] = field(default_factory=list)
-    """Edges below the node that backward must be asked for, because it would not come here otherwise."""
+    asked: GradientEdge | None = None
+    """An edge below the node that backward must be asked for, because it would not come here otherwise."""
     awake: set[Any] = field(default_factory=set)
     """Nodes that run in the backward pass anyway."""
 
@@ -130,13 +130,20 @@ class Arrival:
 def arrivals(
     graph: AutogradGraph, splits: Mapping[Source, Split], batch: int, tape: Tape, names: Mapping[Tensor, str], receiver: Receiver
 ) -> list[Arrival]:
-    """What to do at every split point. Backward runs to the tape's anchor, and to the edges that the arrivals ask for."""
+    """What to do at every split point. Backward runs to the tape's anchor, and to the edges that the arrivals ask for: the smallest
+    below a node that it would not come to, so that no gradient is made in vain."""
     awake = graph.above(node for leaf, node in graph.leaves.items() if leaf is tape.anchor)
     found: dict[Any, Arrival] = {}
     for source, split in splits.items():
         for node, point in split.points.items():
             arrival = found.setdefault(node, Arrival(node, batch, tape, names, receiver, awake=awake))
             arrival.uses.append((source, point, split.between))
-            if node not in awake:
-                arrival.asked += point.edges(node)
+    for node, arrival in sorted(found.items(), key=lambda item: item[0]._sequence_nr()):  # what ran first lies lowest
+        if node not in awake:
+            arrival.asked = min((GradientEdge(*edge) for edge in node.next_functions if edge[0] is not None), key=_elements)
+            awake |= graph.above([node], awake)
     return list(found.values())
+
+
+def _elements(edge: GradientEdge) -> int:
+    return torch.Size(edge.node._input_metadata[edge.output_nr].shape).numel()

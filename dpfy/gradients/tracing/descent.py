@@ -283,6 +283,16 @@ def _dot(node: Any, i: int, part: Contribution) -> Contribution | None:
     return Direct(part.grads.reshape(-1, 1) * read[0])
 
 
+def _norm(node: Any, i: int, part: Contribution) -> Contribution | None:
+    """The length of a whole tensor: its gradient has the direction of the tensor."""
+    read = saved(node, "self", "result")
+    order = node._saved_p if node.name() == "NormBackward0" else node._saved_ord
+    whole = read is not None and read[1].numel() == 1 and read[0].dim() > 0
+    if read is None or not whole or order != 2 or not isinstance(part, Direct) or not float(read[1]):
+        return None
+    return RowScaled(part.grads.reshape(-1, 1).expand(-1, len(read[0])), read[0] / read[1].reshape(()))
+
+
 def _weight_norm(node: Any, i: int, part: Contribution) -> Contribution | None:
     """w = g v / |v|, row by row: with u = v / |v|, g gets <G, u> and v gets g / |v| (G - <G, u> u)."""
     read = saved(node, "v", "g", "result1")
@@ -309,6 +319,8 @@ STEPS: dict[str, Callable[[Any, int, Contribution], Contribution | None]] = {
     "MvBackward0": _mv,
     "DotBackward0": _dot,
     "VdotBackward0": _dot,
+    "NormBackward0": _norm,
+    "LinalgVectorNormBackward0": _norm,
     "WeightNormInterfaceBackward0": _weight_norm,
 }
 """Operations on parameters alone, to what they do to a contribution at an input."""

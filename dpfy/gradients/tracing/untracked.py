@@ -8,7 +8,7 @@ the losses themselves, which is the batched route.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,13 +58,13 @@ class AutogradGraph:
                 graph.parents[child].append((node, i))
         return graph
 
-    def above(self, targets: Iterable[Any]) -> set[Any]:
-        """All nodes from which one of `targets` can be reached."""
+    def above(self, targets: Iterable[Any], known: Collection[Any] = ()) -> set[Any]:
+        """The nodes from which one of `targets` can be reached, those targets with them, but for what lies above `known` ones."""
         todo = [target for target in targets if target in self.parents]
         seen = set(todo)
         while todo:
             for parent, _ in self.parents[todo.pop()]:
-                if parent not in seen:
+                if parent not in seen and parent not in known:
                     seen.add(parent)
                     todo.append(parent)
         return seen

@@ -30,9 +30,29 @@ def placed(node: Any, number: int, part: Contribution) -> Contribution:
     facts = tuple(str(getattr(node, name)) for name in dir(node) if name.startswith("_saved_"))
     key = ((node.name(), number, view, shape, facts),)
     if isinstance(part, Placed):
-        before = part.places
-        return Placed(part.part, lambda t: places(before(t)), part.view, shape, (*part.key, *key))
-    return Placed(part, places, view, shape, key)
+        before, inner, its, chain = part.places, part.part, part.view, (*part.key, *key)
+        return _simplified(Placed(inner, lambda t: places(before(t)), its, shape, chain))
+    return _simplified(Placed(part, places, view, shape, key))
+
+
+_ORDERS: dict[tuple[object, ...], str] = {}
+"""What chains of views come to for a matrix: nothing, a transposition, or something else."""
+
+
+def _simplified(placed: Placed) -> Contribution:
+    """Chains of views that bring a matrix back to itself, or transpose it, as einsum makes them."""
+    part = placed.part
+    if not isinstance(part, Outer) or len(placed.shape) != 2 or placed.width != part.width:
+        return placed
+    rows, columns = part.left.shape[2], part.right.shape[2]
+    key = (*placed.key, rows, columns)
+    if key not in _ORDERS:
+        numbers = torch.arange(rows * columns)
+        found = placed.places(numbers.view(1, *placed.view))[0]
+        same = found.shape == (rows, columns) and torch.equal(found.flatten(), numbers)
+        turned = found.shape == (columns, rows) and torch.equal(found.t().flatten(), numbers)
+        _ORDERS[key] = "same" if same else "turned" if turned else ""
+    return {"same": part, "turned": Outer(part.right, part.left)}.get(_ORDERS[key], placed)
 
 
 Places = Callable[[Tensor], Tensor]
