@@ -107,14 +107,16 @@ def test_products_by_the_kernels_for_two_dimensions(
     assert float((part.weighted_sum(weights) - total).norm()) <= 1e-5 * float(total.norm())
 
 
+def square(many: int, channels: int) -> tuple[Tensor, Tensor, Taps]:
+    """Two tensors and a kernel of 3 x 3 taps."""
+    torch.manual_seed(0)
+    near, far = (torch.randn(many, channels, 5, 6, device=DEVICE) for _ in range(2))
+    return near, far, Taps((3, 3), (1, 1), (1, 1), (1, 1), channels)
+
+
 def test_the_order_of_additions_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """However the work is shared out."""
-    torch.manual_seed(0)
-    near, far, how = (
-        torch.randn(4, 6, 5, 5, device=DEVICE),
-        torch.randn(4, 6, 5, 5, device=DEVICE),
-        Taps((3, 3), (1, 1), (1, 1), (1, 1), 6),
-    )
+    near, far, how = square(4, 6)
     whole = tap_sums(near, far, how)[0]
     monkeypatch.setattr(depthwise, "PROGRAMS", 1)
     assert torch.equal(tap_sums(near, far, how)[0], whole)
@@ -131,12 +133,7 @@ def test_frames_of_one_example_are_added(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_example_that_is_not_finite_keeps_to_itself() -> None:
-    torch.manual_seed(0)
-    near, far, how = (
-        torch.randn(3, 4, 6, 6, device=DEVICE),
-        torch.randn(3, 4, 6, 6, device=DEVICE),
-        Taps((3, 3), (1, 1), (1, 1), (1, 1), 4),
-    )
+    near, far, how = square(3, 4)
     before = tap_sums(near, far, how)[0]
     far[1, 2, 3, 3] = float("nan")
     after = tap_sums(near, far, how)[0]
