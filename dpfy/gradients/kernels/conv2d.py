@@ -116,13 +116,13 @@ class ConvProblem:
         )
         return rows, columns
 
-    def parts(self, order: str) -> Iterator[tuple[slice, ConvProblem]]:
-        """The same for runs of examples whose copies in `order` fit into ``STAGE_BYTES``, the first run the longest."""
+    def parts(self, order: str, most: int = STAGE_BYTES) -> Iterator[tuple[slice, ConvProblem]]:
+        """The same for runs of examples whose copies in `order` fit into so many bytes at `most`, the first run the longest."""
         batch, (rows, columns) = len(self.inputs), self._reach
         size = batch
         if order != "given":
             bytes_each = self.inputs.shape[1] * rows * columns * self.inputs.element_size()
-            size = triton.cdiv(batch, min(triton.cdiv(batch * bytes_each, STAGE_BYTES), batch))
+            size = triton.cdiv(batch, min(triton.cdiv(batch * bytes_each, most), batch))
         memory = None if order == "given" else self.new_zeros(order, size)
         for start in range(0, batch, size):
             run = slice(start, min(start + size, batch))
@@ -195,7 +195,7 @@ def products(problem: ConvProblem, out: Tensor, how: Tiling | None = None) -> No
     problem = problem.simple()
     how, outs, columns = how or tiling(problem), problem.grads.shape[1], problem.columns
     runs = triton.cdiv(problem.length, RUN_POSITIONS)
-    for rows, part in problem.parts(how.order):
+    for rows, part in problem.parts(how.order, max(STAGE_BYTES, problem.inputs.nbytes // 2)):  # few images are too little work
         many = len(part.inputs)
         if runs == 1 and (kh, kw) == (1, 1) and out.is_contiguous():
             _launch(part, out, out[rows], False, 1, how, False, RUN_POSITIONS)

@@ -90,7 +90,8 @@ def _pair(a: object, b: object) -> tuple[_Origin, Tensor] | None:
     if not isinstance(alias, Bare) or isinstance(other, Bare) or not isinstance(other, Tensor) or not other.is_floating_point():
         return None
     origin = alias.origin
-    fits = other.dim() >= origin.parameter.dim() and torch.broadcast_shapes(origin.parameter.shape, other.shape) == other.shape
+    small, large = origin.parameter.shape, other.shape
+    fits = len(large) >= len(small) and all(a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False))
     return (origin, other) if fits else None
 
 
