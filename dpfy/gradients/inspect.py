@@ -140,15 +140,19 @@ def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[to
     count = sum(p.numel() for p in own)
     wanted = sum(p.numel() for p in own if p.requires_grad)
     matrix = max(own, key=lambda p: p.numel())
+    matrices = [matrix]
+    if isinstance(module, nn.RNNBase):  # each direction of each layer has its own; the last states are among the outputs
+        shapes, matrices = shapes[:1], sorted((p for p in own if p.dim() > 1), key=lambda p: -p.numel())
     positions = sum(_positions(module, shape, seen) for shape in shapes)
-    plain = 3.0 * positions * matrix.numel() if matrix.dim() > 1 else 6.0 * positions * matrix.numel()
+    plain = sum((3.0 if m.dim() > 1 else 6.0) * positions * m.numel() for m in matrices)
     route, extra, memory = "frozen: no work", 0.0, 0
     if wanted and rule_for(module) is None:
         # Scales and shifts are rows of a gradient; anything larger may need a pass per example.
         each = 2.0 * positions * matrix.numel()
         route, extra = "taken apart where examples are separate", each * (1 if matrix.dim() == 1 else batch)
     elif wanted:
-        route, extra, memory = _route(module, matrix, positions, batch)
+        found = [_route(module, m, positions, batch) for m in matrices]
+        route, extra, memory = found[0][0], sum(extra for _, extra, _ in found), sum(memory for _, _, memory in found)
     return LayerView(path, type(module).__name__, count, wanted, positions, route, plain, extra, memory)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
 import random
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -16,6 +21,8 @@ from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip
 from dpfy.gradients.engine import Engine, Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.engines.per_user import per_user
+from dpfy.gradients.inspect import inspect
 from dpfy.gradients.layers import cudnn
 from dpfy.gradients.layers.table import rule_for
 
@@ -197,3 +204,210 @@ def test_what_cudnn_is_asked_for(kind: str, seed: int, monkeypatch: pytest.Monke
     model, given = drawn(r, kind)
     assert gap_to_loop(model, given) < 1e-9
     assert used or model.inner.proj_size
+
+
+KINDS: dict[str, Callable[[], nn.RNNBase]] = {
+    "lstm": lambda: nn.LSTM(D, H, 2, batch_first=True),
+    "gru": lambda: nn.GRU(D, H, 2, batch_first=True, bidirectional=True),
+    "rnn": lambda: nn.RNN(D, H, batch_first=True),
+    "projected": lambda: nn.LSTM(D, H, 2, batch_first=True, proj_size=2),
+}
+
+
+class Around(nn.Module):
+    """Whatever `use` does with the recurrent layer and what lies below it."""
+
+    def __init__(self, kind: str, use: Callable[[nn.RNNBase, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.below, self.inner, self.use = nn.Linear(D, D), KINDS[kind](), use
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.use(self.inner, torch.tanh(self.below(x))).flatten(1)
+
+
+ONE = torch.linspace(-1, 1, T * D, dtype=torch.float64).view(1, T, D)
+
+
+def states(last: Any) -> Tensor:
+    """[batch, ...] of the last states."""
+    return torch.cat([t.to(last[0].dtype) for t in last], 2).transpose(0, 1) if isinstance(last, tuple) else last.transpose(0, 1)
+
+
+def decoded(inner: nn.RNNBase, h: Tensor) -> Tensor:
+    """Step by step, each from the states that the one before it left."""
+    last, out = None, []
+    for t in range(h.shape[1]):
+        y, last = inner(h[:, t : t + 1], last)
+        out.append(y)
+    return torch.cat(out, 1)
+
+
+USES: dict[str, Callable[[nn.RNNBase, Tensor], Tensor]] = {
+    "last output": lambda inner, h: inner(h)[0][:, -1],
+    "last states alone": lambda inner, h: states(inner(h)[1]),
+    "outputs changed in place": lambda inner, h: inner(h)[0].mul_(2.0),
+    "states changed in place": lambda inner, h: states(inner(h)[1]).relu_(),
+    "several sequences an example": lambda inner, h: inner(h.repeat_interleave(3, 0))[0].reshape(len(h), -1),
+    "one sequence at a time": lambda inner, h: torch.stack([inner(each)[0] for each in h]),
+    "without a batch": lambda inner, h: h.mean((1, 2))[:, None, None] * inner(ONE.to(h))[0],
+    "without a batch, checkpointed": lambda inner, h: (
+        h.mean((1, 2))[:, None, None] * checkpoint(lambda t: inner(t)[0], ONE.to(h), use_reentrant=False)  # type: ignore[operator]
+    ),
+    "step by step": decoded,
+    "twice": lambda inner, h: inner(h)[0] + 0.5 * inner(h.flip(1))[0].square(),
+    "in another order in memory": lambda inner, h: inner(h.movedim(0, -1).contiguous().movedim(-1, 0))[0],
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_done_with_it(kind: str, use: str, device: str) -> None:
+    if device == "cuda" and use == "outputs changed in place":
+        pytest.skip("torch forbids it there")
+    torch.manual_seed(0)
+    model = Around(kind, USES[use]).double().to(device)
+    for many in (T, 3):  # as many examples as steps, and fewer
+        given = torch.randn(many, T, D, dtype=torch.float64, device=device), torch.empty(0)
+        assert gap_to_loop(model, given) < 1e-9
+
+
+def test_a_weight_of_two_layers() -> None:
+    torch.manual_seed(0)
+    model = Around("lstm", lambda inner, h: inner(h)[0]).double()
+    other = copy.deepcopy(model.inner)
+    other.weight_hh_l0, other.weight_hh_l1 = model.inner.weight_hh_l0, model.inner.weight_hh_l0
+    model.other = other
+    model.use = lambda inner, h: other(inner(h)[0][..., :D])[0]
+    assert rule_for(other) is not None
+    assert gap_to_loop(model, (torch.randn(B, T, D, dtype=torch.float64), torch.empty(0))) < 1e-9
+
+
+def test_weights_that_are_computed_have_no_rule() -> None:
+    torch.manual_seed(0)
+    model = Around("gru", lambda inner, h: inner(h)[0]).double()
+    weight_norm(model.inner, "weight_hh_l0")
+    assert rule_for(model.inner) is None
+    assert gap_to_loop(model, (torch.randn(B, T, D, dtype=torch.float64), torch.empty(0))) < 1e-9
+
+
+def test_users_with_several_sequences() -> None:
+    torch.manual_seed(0)
+    model = Around("lstm", lambda inner, h: inner(h)[0][:, -1]).double()
+    x, real = torch.randn(B * 3, T, D, dtype=torch.float64), torch.tensor([[True, True, False]] * B)
+    found = []
+    for engine in (BookkeepingEngine(), LoopEngine()):
+        engine.attach(model)
+        for _ in range(2):
+            total = engine.bounded_sum(per_user(model(x, x).square().sum(1), real), FlatClip(0.2)).value
+        engine.detach()
+        found.append(total)
+    assert distance(*found) < 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300])
+def test_an_example_that_is_not_finite_spoils_nobody(kind: str, bad: float) -> None:
+    torch.manual_seed(0)
+    model = Around(kind, lambda inner, h: inner(h)[0])
+    model.below = nn.Identity()
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    x[1, 2] = bad
+    assert gap_to_loop(model.double(), (x, torch.empty(0))) < 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "autocast"])
+def test_outputs_are_those_of_the_module(kind: str, dtype: Any) -> None:
+    torch.manual_seed(0)
+    inner, x = KINDS[kind](), torch.randn(B, T, D)
+    narrow = dtype == "autocast"
+    if not narrow:
+        inner, x = inner.to(dtype), x.to(dtype)
+    engine = BookkeepingEngine()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
+        expected, end = inner(x)
+        engine.attach(inner)
+        found, last = inner(x)
+    total = engine.bounded_sum(found.float().square().sum((1, 2)), FlatClip(1.0)).value
+    engine.detach()
+    assert type(last) is type(end)
+    assert found.dtype == expected.dtype
+    assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+    most = 1e-6 if dtype == torch.float32 else 0.02
+    assert torch.allclose(found, expected, rtol=0, atol=most)
+    assert torch.allclose(states(last), states(end), rtol=0, atol=most)
+    assert {t.dtype for t in total.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_example_adds_at_most_the_bound(kind: str, dtype: torch.dtype, device: str) -> None:
+    """Output gradients that nearly cancel over the steps, a million clip norms long; every example alone, and one more among many alike."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(0)
+    inner = KINDS[kind]().to(device, dtype)
+    x = torch.randn(1, 1, D).expand(64, 8, D).to(device, dtype)
+    y = inner(x)[0].detach()
+    push = torch.randn_like(y) * 1e6
+    push[:, 1::2] = -push[:, ::2] * (1 - 1e-3)
+    push[32:] = push[:1] * 1e-4
+    engine = BookkeepingEngine()
+    engine.attach(inner)
+    try:
+
+        def made(mask: Tensor) -> Tensor:
+            total = engine.bounded_sum((inner(x)[0] * push).float().sum((1, 2)), FlatClip(1.0), mask.to(device)).value
+            return torch.cat([t.flatten() for t in total.values()]).double()
+
+        for i in range(0, 64, 9):
+            assert float(made(torch.arange(64) == i).norm()) <= 1.0
+        assert float((made(torch.arange(64) >= 32) - made(torch.arange(64) >= 33)).norm()) <= 1.0 + 1e-4
+    finally:
+        engine.detach()
+
+
+def test_nothing_is_left_behind() -> None:
+    """No cycle keeps the tensors of a step, and the module is as it was."""
+    model, given = Reader(nn.LSTM(D, H, 2), states=True).double(), batch(random.Random(3))
+    names, engine = list(model.state_dict()), BookkeepingEngine()
+    engine.attach(model)
+    kept: list[weakref.ref[Tensor]] = []
+    model.inner.register_forward_hook(lambda module, args, out: kept.append(weakref.ref(out[0])))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            engine.bounded_sum(losses_of(model, *given), FlatClip(1.0))
+        assert all(ref() is None for ref in kept)
+    finally:
+        gc.enable()
+    model.inner.flatten_parameters()
+    with torch.no_grad():
+        assert not losses_of(model, *given).requires_grad
+    engine.detach()
+    assert names == list(model.state_dict())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_torch_refuses_is_refused(kind: str) -> None:
+    inner = KINDS[kind]()
+    engine = BookkeepingEngine()
+    engine.attach(inner)
+    with pytest.raises(RuntimeError, match="input"):
+        inner(torch.randn(B, T, D + 1))
+    h = torch.zeros(1, 1, 1)
+    with pytest.raises(RuntimeError, match="hidden"):
+        inner(torch.randn(B, T, D), (h, h) if inner.mode == "LSTM" else h)
+    with pytest.raises(ValueError, match="dtype"):
+        inner(torch.randn(B, T, D).double())
+    engine.detach()
+
+
+def test_what_inspection_says() -> None:
+    found = inspect(Around("lstm", lambda inner, h: inner(h)[0]), (torch.randn(B, T, D), torch.empty(0))).layers
+    view = next(view for view in found if view.kind == "LSTM")
+    assert view.positions == T
+    assert view.plain == 3.0 * T * sum(p.numel() for p in KINDS["lstm"]().parameters() if p.dim() > 1)
+    assert "taken apart" not in view.route

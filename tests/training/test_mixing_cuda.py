@@ -37,7 +37,20 @@ class Encoder(nn.Module):
         return out
 
 
+class Reader(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(x)[0][:, -1])
+        return out
+
+
 MIXED = {
+    "steps for examples": lambda: (Reader(nn.LSTM(WIDTH, WIDTH)), plain, watched.sequences()),
     "batch mean": lambda: (Apply(lambda h: h - h.mean(0)), plain, watched.vectors()),
     "detached batch mean": lambda: (Apply(lambda h: h - h.detach().mean(0)), plain, watched.vectors()),
     "batch attention": lambda: (Apply(lambda h: torch.softmax(h @ h.T, 1) @ h), plain, watched.vectors()),
@@ -53,6 +66,8 @@ APART = {
     ),
     "sequences": lambda: (net(nn.Flatten(), nn.Linear(LENGTH * WIDTH, CLASSES)), plain, watched.sequences()),
     "encoder": lambda: (Encoder(), plain, watched.sequences()),
+    "lstm": lambda: (Reader(nn.LSTM(WIDTH, WIDTH, 2, dropout=0.1, batch_first=True)), plain, watched.sequences()),
+    "gru": lambda: (Reader(nn.GRU(WIDTH, WIDTH, batch_first=True)), plain, watched.sequences()),
 }
 
 
