@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpfy.accounting.bins_orthogonal import Orthogonal
-from dpfy.accounting.bins_tilted import Adding, Array, Drawn, Pair, Removing, adding, removing
+from dpfy.accounting.bins_tilted import Adding, Drawn, Floats, Pair, Removing, adding, removing
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import BallsInBins, flatten
@@ -196,7 +196,7 @@ def _stake(count: int, limit: float, variance: float, failure: float) -> float:
     return min(0.999 / limit, math.sqrt(2 * math.log(1 / failure) / (count * max(variance, 1e-300))))
 
 
-def upper_bound(draws: Array, most: float, variance: float, failure: float) -> float:
+def upper_bound(draws: Floats, most: float, variance: float, failure: float) -> float:
     """An upper confidence bound on the mean of independent draws that are at most `most`; see the head of this file.
 
     `variance` must come from other draws: it only chooses lam, so a bad value costs tightness, never validity.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 LEAST_CELLS, MOST_CELLS = 2**15, 2**20
 DIRECT_CELLS = 2**12
 ROOM = 4
@@ -56,7 +56,7 @@ class Orthogonal:
         """The bound for adding the unit."""
         return float(self.adding(np.array([epsilon]))[0])
 
-    def removing(self, epsilons: Array) -> Array:
+    def removing(self, epsilons: Floats) -> Floats:
         """The bounds for removing the unit at many epsilons; strikes within a factor `SHARED` share a grid."""
         strikes, found = np.exp(epsilons), np.empty(len(epsilons))
         for group in _groups(strikes):
@@ -68,7 +68,7 @@ class Orthogonal:
             found[group] = bound
         return found
 
-    def adding(self, epsilons: Array) -> Array:
+    def adding(self, epsilons: Floats) -> Floats:
         """The bounds for adding the unit at many epsilons."""
         strikes, found = np.exp(-epsilons), np.empty(len(epsilons))
         for group in _groups(strikes):
@@ -76,7 +76,7 @@ class Orthogonal:
             found[group] = np.exp(epsilons[group]) * (put + rounding)
         return found
 
-    def puts(self, strikes: Array) -> tuple[Array, Array]:
+    def puts(self, strikes: Floats) -> tuple[Floats, Floats]:
         """E (strike - S)_+ under Q, from above but for rounding, and bounds on what was lost by rounding; one grid for all strikes."""
         most = float(strikes.max())
         bins, cells = len(self.norms), self._cells(most)
@@ -99,7 +99,7 @@ class Orthogonal:
             lost.append(spread * float(np.linalg.norm(worth)) + 8 * bins * UNIT * strike)
         return np.array(found), np.array(lost)
 
-    def calls(self, strikes: Array) -> Array:
+    def calls(self, strikes: Floats) -> Floats:
         """E (S - strike)_+ under Q, from above: all bins are added up pair by pair, with what lies at or beyond the largest strike kept
         apart."""
         bins, most = len(self.norms), float(strikes.max())
@@ -123,7 +123,7 @@ class Orthogonal:
         return int(min(max(2 ** math.ceil(math.log2(wanted)), LEAST_CELLS), MOST_CELLS))
 
 
-def _groups(strikes: Array) -> list[NDArray[np.intp]]:
+def _groups(strikes: Floats) -> list[NDArray[np.intp]]:
     """Indices of strikes that lie within a factor `SHARED` of each other."""
     left, groups = np.argsort(-strikes), []
     while len(left):
@@ -137,7 +137,7 @@ def _groups(strikes: Array) -> list[NDArray[np.intp]]:
 class CellSum:
     """A sum of independent grid values: masses below the strike, and mass, moment beyond it and mean in cells."""
 
-    below: Array
+    below: Floats
     beyond: float
     moment: float
     mean: float
@@ -167,7 +167,7 @@ def _beyond(norm: float, step: float) -> CellSum:
     return CellSum(masses[:-1], beyond, float(ndtr(norm - cut)) / step + float(masses[-1]) * DIRECT_CELLS, 1 / step)
 
 
-def split(norm: float, step: float, cells: int) -> Array:
+def split(norm: float, step: float, cells: int) -> Floats:
     """Masses at 0, step, ..., cells * step of exp(norm x - norm^2 / 2), x standard normal, moved to the grid with its mean kept.
 
     What lies beyond the grid is left out.
@@ -183,7 +183,7 @@ def split(norm: float, step: float, cells: int) -> Array:
     return found
 
 
-def _between(edges: Array) -> Array:
+def _between(edges: Floats) -> Floats:
     """Standard normal mass between neighbouring edges; in the upper half by the upper tails, which keep their relative precision."""
     lower, upper = np.diff(ndtr(edges)), -np.diff(ndtr(-edges))
     return np.asarray(np.where(edges[:-1] > 0, upper, lower))

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfy.accounting import gaussian, profiles
 from dpfy.accounting.bins import FAILURE, LOUD, Pilots, _cost, _orthogonal, _root, upper_bound
-from dpfy.accounting.bins_tilted import POWERS, Adding, Array, Drawn, Pair, Removing, adding, removing
+from dpfy.accounting.bins_tilted import POWERS, Adding, Drawn, Floats, Pair, Removing, adding, removing
 from dpfy.accounting.profiles import Points, Sides
 from dpfy.core.events import BallsInBins
 
@@ -26,7 +26,7 @@ END = 1e-11
 """The profile ends about where delta is this small, far below FAILURE."""
 
 
-def divergences(event: BallsInBins, orders: Array) -> tuple[Array, Array]:
+def divergences(event: BallsInBins, orders: Floats) -> tuple[Floats, Floats]:
     """Upper bounds on the Rényi divergences of removing and of adding the unit, without any draws.
 
     With y = dP/dQ the mean of exp(t_k - G_kk / 2) over bins k. Removing: E_Q y^p at a whole order p is at most the product of the largest
@@ -107,7 +107,7 @@ def _drawn(pair: Pair, name: str) -> Points:
     return Points(epsilons, np.minimum(_gaussian(pair, epsilons), bounds))
 
 
-def _gaussian(pair: Pair, epsilons: Array) -> Array:
+def _gaussian(pair: Pair, epsilons: Floats) -> Floats:
     """delta of the longest response alone, rounded up."""
     norm = math.sqrt(float(pair.gram.diagonal().max()))
     return np.array([gaussian.delta(norm, float(e)) for e in epsilons]) * (1 + 1e-9)

@@ -25,7 +25,7 @@ from scipy.special import log_ndtr, ndtr
 
 from dpfy.core.events import BallsInBins
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 CHUNK = 2**12
 """Draws made at a time: the intermediate arrays stay in the cache."""
 POWERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -37,8 +37,8 @@ PUSHES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0
 class Pair:
     """The two distributions, up to rotation: inner products of the bins' responses in units of the noise."""
 
-    gram: Array
-    root: Array = field(repr=False)
+    gram: Floats
+    root: Floats = field(repr=False)
     diagonal: bool
 
     @classmethod
@@ -57,11 +57,11 @@ class Pair:
         return upper - math.exp(epsilon + float(log_ndtr(-norm / 2 - epsilon / norm)))
 
     @cached_property
-    def log_weights(self) -> Array:
+    def log_weights(self) -> Floats:
         """By how many bins are picked already, 0, 1, ...: the log of the largest mean weight of the next."""
         return np.array([float(_log_mean(a * self.gram).max()) for a in range(POWERS[-1])])
 
-    def centred(self, count: int, rng: np.random.Generator) -> Array:
+    def centred(self, count: int, rng: np.random.Generator) -> Floats:
         """`count` draws of t under Q."""
         return rng.standard_normal((count, len(self.gram))) @ self.root.T
 
@@ -87,7 +87,7 @@ class Removing:
         log_weight, y = (np.concatenate(column) for column in zip(*parts, strict=True))
         return Drawn(self, pair, log_weight, y)
 
-    def _some(self, pair: Pair, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    def _some(self, pair: Pair, count: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
         bins, half = len(pair.gram), pair.gram.diagonal() / 2
         picked = pair.gram[rng.integers(bins, size=count)]
         log_weight = np.zeros(count)
@@ -132,10 +132,10 @@ class Drawn:
 
     tilt: Removing | Adding
     pair: Pair
-    log_weight: Array = field(repr=False)
-    y: Array = field(repr=False)
+    log_weight: Floats = field(repr=False)
+    y: Floats = field(repr=False)
 
-    def values(self, epsilon: float) -> Array:
+    def values(self, epsilon: float) -> Floats:
         """X at `epsilon`: independent, with the mean delta, between 0 and `limit`."""
         gain = self.y - math.exp(epsilon) if isinstance(self.tilt, Removing) else 1 - math.exp(epsilon) * self.y
         inside = gain > 0
@@ -160,7 +160,7 @@ def adding(pair: Pair, epsilon: float) -> tuple[Adding, ...]:
     return tuple(sorted((Adding(c) for c in PUSHES), key=lambda t: t.limit(pair, epsilon))[:3])
 
 
-def _log_mean(values: Array) -> Array:
+def _log_mean(values: Floats) -> Floats:
     """log of the mean of exp along the last axis."""
     top = values.max(axis=-1)
     return np.asarray(top + np.log(np.exp(values - top[..., None]).mean(axis=-1)))

@@ -109,6 +109,10 @@ def test_memory_of_work_is_held_until_it_is_released(calls: Calls) -> None:
     graphs.release_private_pool()
     graphs.release_private_pool()
     assert not graphs._POOLS
+    beside = graphs.GraphPool(apart=False)  # as a captured step: where the model's tensors lie does not matter to it
+    assert beside.like(torch.ones(3)).shape == (3,)
+    beside.record(lambda: torch.ones(1), torch.device("cpu"), 64)
+    assert not graphs._POOLS
     assert graphs.GraphPool().like(torch.ones(3)).shape == (3,)
     assert list(graphs._POOLS) == [("kept", 0)]
 

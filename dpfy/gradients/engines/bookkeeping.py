@@ -100,6 +100,7 @@ class BookkeepingEngine(Engine):
             self._single.close()
             self._single = None
         self._sums, self._recorder, self._split, self._without_batch = None, None, SplitPoints(), False
+        self._routes, self._suspects = {}, set()
 
     def _release(self, module: nn.Module) -> None:
         self._sites.pop(module, None)

@@ -29,7 +29,7 @@ from dpfy.gradients.tracing.views import VIEWS, output_meta, placed
 MOST_PIECES = 32
 """A contribution that would fall into more pieces than this is written out instead."""
 
-Piece = tuple[Any, Contribution]
+Reached = tuple[Any, Contribution]
 """A node that was to be reached, and what arrives there."""
 
 
@@ -44,9 +44,9 @@ class Descent:
     eager: bool = False
     """Whether to write out at once what must be: the graph below may be gone later."""
 
-    def down(self, node: Any, number: int, part: Contribution) -> list[Piece]:
+    def down(self, node: Any, number: int, part: Contribution) -> list[Reached]:
         """What arrives at every goal from `part`, which arrives at output `number` of `node`."""
-        done: list[Piece] = []
+        done: list[Reached] = []
         todo: list[tuple[Any, int, Contribution]] = [(node, number, part)]
         while todo:
             here, which, arriving = todo.pop()
@@ -67,7 +67,7 @@ class Descent:
                 return self._written_out(node, number, part)
         return done
 
-    def _written_out(self, node: Any, number: int, part: Contribution) -> list[Piece]:
+    def _written_out(self, node: Any, number: int, part: Contribution) -> list[Reached]:
         edge, shape, dtype = GradientEdge(node, number), *output_meta(node, number)
         goals = [goal for goal in self.goals if goal is not node and _leads(node, goal, self.between)]
         targets = [GradientEdge(goal, 0) for goal in goals]
