@@ -119,11 +119,8 @@ def tap_sums(near: Tensor, far: Tensor, how: Taps, sums: bool = False) -> tuple[
     )
     (_, out_h, out_w), space, rows = _three(near.shape[2:], 1), _three(far.shape[2:], 1), kernel[0] * kernel[1]
     length = near[0, 0].numel()
-    last = far.stride(1) == 1
     tile_w = triton.next_power_of_2(kernel[2])
-    pairs = max(1, TILE // tile_w)
-    tile_p = min(triton.next_power_of_2(length), max(1, pairs // 32) if last else 128, pairs)
-    tile_c = min(triton.next_power_of_2(channels), max(1, pairs // tile_p))
+    tile_c, tile_p, warps = tiling(channels, length, tile_w, far.stride(1) == 1)
     blocks = triton.cdiv(channels, tile_c)
     each = rows if many * blocks >= PROGRAMS else 1
     out = torch.empty(many, channels, taps, dtype=torch.float32, device=near.device)
@@ -133,9 +130,17 @@ def tap_sums(near: Tensor, far: Tensor, how: Taps, sums: bool = False) -> tuple[
         out_h, out_w, *space, *stride, *padding, *dilation, near.stride(0), near.stride(1), *_three(near.stride()[2:], 0),
         far.stride(0), far.stride(1), *_three(far.stride()[2:], 0),
         VOLUME=len(how.kernel) == 3, CHECK=not how.inside(near.shape[2:], far.shape[2:]), SUMS=sums,
-        TILE_W=tile_w, TILE_C=tile_c, TILE_P=tile_p, num_warps=4,
+        TILE_W=tile_w, TILE_C=tile_c, TILE_P=tile_p, num_warps=warps,
     )  # fmt: skip
     return out, plain
+
+
+def tiling(channels: int, length: int, tile_w: int, last: bool) -> tuple[int, int, int]:
+    """How many channels and positions a program takes at a time, and its warps: neighbours in memory (channels if they lie `last`) go
+    to neighbouring threads."""
+    pairs = max(1, TILE // tile_w)
+    tile_p = min(triton.next_power_of_2(length), max(1, pairs // 32) if last else 128, pairs)
+    return min(triton.next_power_of_2(channels), max(1, pairs // tile_p)), tile_p, 4
 
 
 def _three(numbers: Sequence[int], fill: int) -> tuple[int, int, int]:
