@@ -180,7 +180,7 @@ def _route(module: nn.Module, weight: nn.Parameter, positions: int, batch: int) 
         elements = positions * (module.in_channels + module.out_channels)
         size = elements * weight.element_size()
         if (module.groups > 1 and routes.grouped_kept(weight.shape[1], width, elements)) or (
-            weight.is_cuda and weight.dim() < 5 and routes.convolution_kept_on_gpu(width, size)
+            weight.is_cuda and weight.dim() < 5 and routes.kept_on_gpu(width, size)
         ):
             return "products kept", float(routes.PASS_COST * width) / 4.0, batch * width
     gram, product, kept = float(positions**2 * (rows + columns)), float(positions * width), batch * width <= KEEP_ELEMENTS

@@ -14,7 +14,9 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from dpfy.gradients import kernels
 from dpfy.gradients.contributions import kept_convolution
+from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.contributions.convolution import Convolution
+from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.kernels.depthwise import Taps, tap_sums
 from dpfy.gradients.layers.convolution import geometry
@@ -140,3 +142,18 @@ def test_an_example_that_is_not_finite_keeps_to_itself() -> None:
     assert torch.equal(after[[0, 2]], before[[0, 2]])
     assert torch.equal(after[1, [0, 1, 3]], before[1, [0, 1, 3]])
     assert bool(after[1, 2].isnan().any())
+
+
+def test_products_of_linear_layers_with_many_positions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(kernels, "usable", lambda t: True)
+    left, right = torch.randn(3, 200, 6, device=DEVICE), torch.randn(3, 200, 5, device=DEVICE)
+    expected = left.double().mT @ right.double()
+    for dtype, gap in ((torch.float32, 2e-3), (torch.bfloat16, 0.3)):  # TF32 or bfloat16 on a GPU
+        norms, rest = Outer(left.to(dtype), right.to(dtype)).measured()
+        assert isinstance(rest, Direct)
+        assert rest.grads.dtype is torch.float32
+        assert bool((norms[0] >= rest.grads.double().flatten(1).square().sum(1)).all())
+        assert float((rest.grads - expected).norm()) <= gap * float(expected.norm())
+    large = Outer(torch.randn(3, 20, 60, device=DEVICE), torch.randn(3, 20, 50, device=DEVICE))
+    assert large.measured()[1] is large

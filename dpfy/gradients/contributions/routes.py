@@ -17,14 +17,14 @@ KEPT_POSITIONS = 64
 KEPT_WIDTH = 2**19
 """On a CPU, products of more elements are never kept: those of few batches would fit (``contribution.KEEP_ELEMENTS`` in all)."""
 
-TAP_BYTES = 6
-"""On a GPU the product of a convolution is kept if its tensors have so many bytes for each of its numbers: to write and read those is
-then faster than to make the product a second time, and takes less memory than the tensors."""
+KEPT_BYTES = 6
+"""On a GPU the product of an example is kept if its factors have so many bytes for each of its numbers: to write and read those is
+then faster than to make the product a second time, and takes less memory than the factors."""
 
 
-def convolution_kept_on_gpu(width: int, size: int) -> bool:
-    """Whether the gradient of a convolution of `width` weights is kept instead of input and output gradient, of `size` bytes."""
-    return TAP_BYTES * width <= size
+def kept_on_gpu(width: int, size: int) -> bool:
+    """Whether the gradient of `width` weights is kept instead of input and output gradient of an example, of `size` bytes."""
+    return KEPT_BYTES * width <= size
 
 
 def grouped_kept(below: int, width: int, elements: int) -> bool:
