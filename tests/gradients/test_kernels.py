@@ -336,3 +336,17 @@ def test_engine_with_kernels_equals_the_loop() -> None:
             close(found[name], g, 1e-4)
     fast.detach()
     loop.detach()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers(kind: type[nn.RNNBase]) -> None:
+    """Their tensors have the steps before the examples in memory."""
+    model = kind(8, 16, num_layers=2).to(DEVICE)  # type: ignore[call-arg, arg-type]
+    x, answers = draw(5, 4, 8), []
+    for engine in (BookkeepingEngine(), LoopEngine()):
+        engine.attach(model)
+        for _ in range(2):
+            answers.append(engine.bounded_sum(model(x)[0].square().sum((0, 2)), FlatClip(0.1)).value)
+        engine.detach()
+    for name, total in answers[-1].items():
+        close(answers[1][name], total, 2e-4)

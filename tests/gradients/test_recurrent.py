@@ -23,6 +23,7 @@ from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.engines.per_user import per_user
 from dpfy.gradients.inspect import inspect
+from dpfy.gradients.kernels import addresses
 from dpfy.gradients.layers import cudnn
 from dpfy.gradients.layers.table import rule_for
 
@@ -411,3 +412,12 @@ def test_what_inspection_says() -> None:
     assert view.positions == T
     assert view.plain == 3.0 * T * sum(p.numel() for p in KINDS["lstm"]().parameters() if p.dim() > 1)
     assert "taken apart" not in view.route
+
+
+def test_kernels_count_far_steps_without_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps before examples in memory, the last step of an example may be farther away than a kernel can count."""
+    t = torch.randn(8, 4, 16).transpose(0, 1)
+    assert addresses.aligned(t) is t
+    monkeypatch.setattr(addresses, "REACH", 8 * 4 * 16)
+    assert torch.equal(addresses.aligned(t), t)
+    assert addresses.aligned(t).is_contiguous()

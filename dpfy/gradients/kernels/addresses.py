@@ -81,6 +81,11 @@ def sent(numbers: list[list[int]], device: torch.device) -> Tensor:
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
+REACH = 2**31
+"""Within an example kernels count elements in 32 bits: where positions come before examples in memory its last one may lie far away."""
+
+
 def aligned(t: Tensor) -> Tensor:
-    """Dense in its last dimension and on an address that the kernels may take for a multiple of sixteen bytes."""
-    return t if t.stride(-1) == 1 and t.data_ptr() % 16 == 0 else t.contiguous().clone()
+    """Dense in its last dimension, on an address that the kernels may take for a multiple of sixteen bytes, each example within reach."""
+    near = t.stride(1) * t.shape[1] < REACH
+    return t if near and t.stride(-1) == 1 and t.data_ptr() % 16 == 0 else t.contiguous().clone()

@@ -8,6 +8,7 @@ default) it rounds the gates and their gradients as it would round its own facto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,49 +66,44 @@ class _Order:
 
 def recur(kind: str, gates: Tensor, weights: Weights, h: Tensor, c: Tensor | None, steps: Steps) -> Made:
     """See :mod:`dpfy.gradients.layers.recurrence`; `gates` stays as it is."""
-    batch, width = gates.shape[1:]
-    order, hidden = _Order.of(steps, batch, gates.device), weights.hidden
-    given = order.into(gates).contiguous()
-    shift = gates.new_zeros(width)
-    if weights.shift is not None:
-        shift[-len(weights.shift) :] = weights.shift
-    matrices = [torch.eye(width, dtype=gates.dtype, device=gates.device), hidden, gates.new_zeros(width), shift]
-    how = (MODES[kind], hidden.shape[1], 0, 1, False)
-    # The copies are made to lie in the common memory; the others stay where they are.
-    memory = _flat([m.clone() for m in matrices], 4, width, *how, False)
+    width, order = gates.shape[2], _Order.of(steps, gates.shape[1], gates.device)
+    how = (MODES[kind], weights.hidden.shape[1], 0, 1, False)
     call = (*how, 0.0, True, False, list(steps.sizes or ()), None)
-    first = (h[None].contiguous(), None if c is None else c[None].contiguous())
-    made, hn, cn, reserve, memory = _forward(given, matrices, 4, memory, *first, *call)
-    output = order.out_of(made, h)
-    kept = (made, reserve, memory, *[t for t in first if t is not None])
+    first = [t[None].contiguous() for t in (h, c) if t is not None]
+    matrices, memory = _weights(weights.hidden, weights.shift, width, how)
+    made, hn, cn, reserve, _ = _forward(order.into(gates).contiguous(), matrices, 4, memory, *_pair(first), *call)
+    given = [weights.hidden] if weights.shift is None else [weights.hidden, weights.shift]
 
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
-        made, reserve, memory, h, *c = kept
+        (made, reserve), first, given = kept[:2], kept[2 : 2 + len(start)], kept[2 + len(start) :]
         if _graph_is_kept():
             reserve = reserve.clone()  # which the way back overwrites
-        shape = (*made.shape[:-1], width)
         arrived = None if output is None else order.into(output).contiguous()
         last = [None if t is None else t[None].to(made.dtype).contiguous() for t in (hidden, cell)]
-        matrices = [made.new_empty(0)] * 4  # nothing is asked about them, nor about the values of the input
-        wanted = [True, True, bool(c), False]
-        found, dh, dc, _ = _backward(
-            made.new_empty(1).expand(shape),
-            matrices,
-            4,
-            memory,
-            h,
-            c[0] if c else None,
-            made,
-            arrived,
-            *last,
-            *call,
-            reserve,
-            wanted,
-        )
-        return Back(order.out_of(found, found.new_zeros(1)), dh[0], dc[0] if c else None)
+        like = made.new_empty(1).expand(*made.shape[:-1], width)  # nothing is asked about the values of the input
+        matrices, memory = _weights(given[0], given[1] if len(given) > 1 else None, width, how)
+        wanted = [True, True, len(first) > 1, False]
+        found, dh, dc, _ = _backward(like, matrices, 4, memory, *_pair(first), made, arrived, *last, *call, reserve, wanted)
+        return Back(order.out_of(found, found.new_zeros(1)), dh[0], dc[0] if len(first) > 1 else None)
 
+    output, start = order.out_of(made, h), range(len(first))
     reset = _resets(gates, weights, before_each(output, h, steps.reverse)) if kind == "GRU" else None
-    return Made(output, hn[0], cn[0] if c is not None else None, kept, back, reset)
+    return Made(output, hn[0], None if c is None else cn[0], (made, reserve, *first, *given), back, reset)
+
+
+def _pair(states: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """State and cell, or state and nothing."""
+    return states[0], states[1] if len(states) > 1 else None
+
+
+def _weights(hidden: Tensor, shift: Tensor | None, width: int, how: tuple[Any, ...]) -> tuple[list[Tensor], Tensor]:
+    """What cuDNN multiplies with, and the same in one piece of memory, for which it asks. Made twice: the identity is large."""
+    inner = hidden.new_zeros(width)
+    if shift is not None:
+        inner[-len(shift) :] = shift
+    matrices = [torch.eye(width, dtype=hidden.dtype, device=hidden.device), hidden, hidden.new_zeros(width), inner]
+    # These copies are moved to the common memory; the others stay where they are.
+    return matrices, _flat([m.clone() for m in matrices], 4, width, *how, False)
 
 
 def _resets(gates: Tensor, weights: Weights, before: Tensor) -> Tensor:
