@@ -1,11 +1,14 @@
-"""What is refused before anything is reserved: an optimizer that could not take a private step, data that the plan is not for."""
+"""What is refused before anything is reserved: an optimizer that could not take a private step, data that the plan is not for.
+
+And, before anything is released, losses in a precision that cannot be trained in privately.
+"""
 
 from __future__ import annotations
 
 import inspect
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.participation import WithoutReplacement
@@ -44,3 +47,29 @@ def check_records(recipe: Recipe, held: int, found: int | None) -> None:
     )  # then how often a record is drawn depends on their number
     if found is not None and abs(found - expected) > (0 if fixed else max(1, expected // 100)):
         raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")
+
+
+SCALED = 2.0**10
+"""A factor of the losses, held in a tensor, from which on it is taken for that of a gradient scaler: they begin at 2^16."""
+
+NARROW = "use torch.autocast(..., dtype=torch.bfloat16), whose gradients need no scaling, or model.bfloat16()"
+
+
+def check_precision(losses: Tensor) -> None:
+    """Refuse losses that went through float16, where small gradients are zero, and losses scaled against that.
+
+    Guarantees: scaled losses are not clipped as if every gradient were 2^16 times as long as it is.
+    """
+    last = losses.grad_fn
+    factor = getattr(last, "_saved_other", None) if last is not None and last.name() == "MulBackward0" else None
+    if isinstance(factor, Tensor) and factor.dim() == 0 and not factor.requires_grad and float(factor.abs()) >= SCALED:
+        raise Unsupported(f"losses multiplied by {float(factor):g}, as by a GradScaler,", f"hand them over unscaled; {NARROW}")
+    seen, todo = {last}, [last]
+    while todo:
+        node = todo.pop()
+        if node is None:
+            continue
+        if any(each.dtype is torch.float16 for each in node._input_metadata):  # type: ignore[attr-defined]
+            raise Unsupported("float16 on the way from the parameters to the losses", NARROW)
+        todo += [child for child, _ in node.next_functions if child is not None and child not in seen]
+        seen.update(child for child, _ in node.next_functions)

@@ -27,7 +27,7 @@ from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import EXACT, Plan
 from dpfy.runs.folder import fresh_path
 from dpfy.training import checkpoint, computation, finish, guard, metrics, progress, public, resume, state
-from dpfy.training.admission import check_optimizer, check_records
+from dpfy.training.admission import check_optimizer, check_precision, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt, unfinished
@@ -88,6 +88,7 @@ class PrivateTraining:
         self._journal: Journal | None = None
         self._losses: Tensor | None = None
         self._asked: object = None
+        self._precise = False
         self._pieces: LogicalBatch | None = None
         self.watch: Watch | None = None
 
@@ -261,6 +262,9 @@ class PrivateTraining:
         """
         pieces = self._awaited()
         pieces.check_losses(losses)
+        if not self._precise:
+            check_precision(losses)
+            self._precise = True
         pieces.waiting, self._losses = False, losses.detach()
         with self._halt.final():
             self._require_sound().end(losses, self.steps_done > 0)

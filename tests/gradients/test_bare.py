@@ -93,6 +93,19 @@ class WithoutBatch(Own):
         return x + table
 
 
+class Chosen(Own):
+    """Parts of a table that is made without a batch, also where what is saved may be read only once."""
+
+    shape = (5, W)
+
+    def part(self, x: Tensor) -> Tensor:
+        odd = (torch.arange(5 * W) % 2).view(5, W).bool()
+        return x + torch.where(odd, self.p, 0.5).masked_fill(odd.roll(1, 0), 2.0) + torch.where(odd, 1.0, self.p[:1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x) + checkpoint(self.part, x, use_reentrant=False)
+
+
 class Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: Tensor) -> Tensor:
@@ -168,7 +181,7 @@ def sums(engine: Any, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 STEADY = [OwnRms, Shift, Scalar, Column, Token, Twice, Around, Recursive]
-OTHERS = [Squared, WithoutBatch, ByFunction, Inside, Kept]
+OTHERS = [Squared, WithoutBatch, Chosen, ByFunction, Inside, Kept]
 
 
 @pytest.mark.parametrize("batch", [2, 5])
@@ -188,6 +201,13 @@ def test_equals_the_loop(kind: type[nn.Module], batch: int) -> None:
     loop.detach()
     assert not any(isinstance(p, Bare) for p in model.parameters())
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_what_is_chosen_is_not_sent_down_example_by_example() -> None:
+    engine = BookkeepingEngine()
+    sums(engine, Net(Chosen()), torch.randn(3, 5, 3))
+    assert not engine.example_by_example
+    engine.detach()
 
 
 @pytest.mark.parametrize("kind", STEADY + OTHERS)

@@ -23,7 +23,7 @@ from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.placed import Below, Placed, RowScaled, Stacked, Through
 from dpfy.gradients.contributions.shared import Shared
-from dpfy.gradients.tracing.split_rules import input_shape, saved
+from dpfy.gradients.tracing.split_rules import input_shape, saved, saved_again
 from dpfy.gradients.tracing.views import VIEWS, output_meta, placed
 
 MOST_PIECES = 32
@@ -259,6 +259,17 @@ def _divide(node: Any, i: int, part: Contribution) -> Contribution | None:
     return _factor_part(part, factor, shape) if read[0].shape == out else None
 
 
+def _chosen(node: Any, i: int, part: Contribution) -> Contribution | None:
+    """Numbers taken where a condition holds, or (the second input of `where`, the input of `masked_fill`) where it does not."""
+    if not isinstance(part, Direct):
+        return None
+    shape, out, two = input_shape(node, i), output_meta(node, 0)[0], node.name() == "WhereBackward0"
+    condition = saved_again(node, "condition" if two else "mask")
+    taken = condition if two and i == 0 else ~condition
+    each = part.grads.reshape(-1, *out)
+    return _folded(Direct(torch.where(taken, each, each.new_zeros(()))), out, shape)
+
+
 def _mm(node: Any, i: int, part: Contribution) -> Contribution | None:
     """y = a b, both made of parameters: a gradient L' R of y is (L)' (R b') for a and (L a)' (R) for b."""
     read = saved(node, "mat2" if i == 0 else "self")
@@ -315,6 +326,8 @@ STEPS: dict[str, Callable[[Any, int, Contribution], Contribution | None]] = {
     "NegBackward0": lambda node, i, part: scaled(part, -1.0, input_shape(node, 0)),
     "MulBackward0": _multiply,
     "DivBackward0": _divide,
+    "WhereBackward0": _chosen,
+    "MaskedFillBackward0": _chosen,
     "MmBackward0": _mm,
     "MvBackward0": _mv,
     "DotBackward0": _dot,

@@ -42,6 +42,20 @@ def saved(node: Any, *names: str) -> tuple[Any, ...] | None:
     return None if any(t is None for t in found) else found
 
 
+def saved_again(node: Any, name: str) -> Any:
+    """A tensor that `node` saved, also under activation checkpointing: read in a backward pass of its own, for which the part of the
+    model around it is computed once more. The pass that is under way will find it unread."""
+    if (found := saved(node, name)) is not None:
+        return found[0]
+    read: list[Any] = []
+    with torch.enable_grad():
+        start = torch.zeros((), requires_grad=True)
+        end = start * 1
+    end.register_hook(lambda grad: read.append(getattr(node, f"_saved_{name}")))
+    torch.autograd.grad(end, start)
+    return read[0]
+
+
 def input_shape(node: Any, i: int) -> torch.Size:
     """The shape of input `i` of `node`."""
     child, number = node.next_functions[i]

@@ -1,0 +1,59 @@
+"""Mixed precision: bfloat16 under autocast trains, float16 and scaled losses are refused with the way out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpfy.core.errors import Unsupported
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import watched
+
+
+def under(dtype: torch.dtype, scale: bool = False) -> watched.Losses:
+    """Losses of a forward pass under autocast, scaled as torch's recipe for float16 has it."""
+    scaler = torch.amp.GradScaler("cpu")
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype):
+            each = F.cross_entropy(m(x).float(), y, reduction="none")
+        return scaler.scale(each) if scale else each
+
+    return losses
+
+
+def in_half(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(m(x.half()).float(), y, reduction="none")
+
+
+def test_autocast_to_bfloat16_trains(tmp_path: Path) -> None:
+    assert watched.train(tmp_path, watched.net(), under(torch.bfloat16)).steps_done == 4
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "loop"])
+def test_float16_is_refused(engine: str, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"float16 on the way .*bfloat16"):
+        watched.train(tmp_path, watched.net(), under(torch.float16), engine=engine)
+
+
+def test_parameters_in_float16_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"float16 on the way .*bfloat16"):
+        watched.train(tmp_path, watched.net().half(), in_half)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scaled_losses_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Clipped as they come, every gradient would be 65,536 times as long as it is."""
+    with pytest.raises(Unsupported, match=r"losses multiplied by 65536, as by a GradScaler, .*hand them over unscaled"):
+        watched.train(tmp_path, watched.net(), under(dtype, scale=True))
+
+
+def test_losses_weighted_by_the_user_are_not(tmp_path: Path) -> None:
+    weight = torch.tensor(100.0)
+    assert watched.train(tmp_path, watched.net(), lambda m, x, y: watched.plain(m, x, y) * weight).steps_done == 4
