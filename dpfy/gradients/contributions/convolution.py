@@ -317,8 +317,8 @@ def positions_last(grads: Tensor) -> Tensor:
 def weight_gradient(inputs: Tensor, grads: Tensor, weight: Tensor, how: Geometry) -> Tensor:
     """The weight gradient of one convolution call, summed over its batch."""
     pad = list(how.output_padding) or [0] * len(how.stride)
-    if how.transposed:  # strides of dimensions of one are taken for another memory format, and then refused
-        inputs, grads = (t.flatten().view(t.shape) if t.is_contiguous() else t for t in (inputs, grads))
+    # Strides of dimensions of one may be taken for another memory format, and then refused.
+    inputs, grads = (t.flatten().view(t.shape) if t.is_contiguous() else t for t in (inputs, grads))
     return torch.ops.aten.convolution_backward(
         grads, inputs, weight, None, how.stride, how.padding, how.dilation, how.transposed, pad, how.groups, [False, True, False]
     )[1]

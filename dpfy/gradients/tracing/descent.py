@@ -55,7 +55,7 @@ class Descent:
                 continue
             wanted = [i for i, (child, _) in enumerate(here.next_functions) if child in self.between]
             if here in self.goals:
-                done.append((here, arriving))
+                done.append((here, shaped(arriving, output_meta(here, 0)[0])))
                 steps = None
             else:
                 steps = step(here, which, arriving, wanted)
@@ -95,6 +95,17 @@ def _leads(node: Any, goal: Any, between: set[Any]) -> bool:
                 seen.add(child)
                 todo.append(child)
     return False
+
+
+def shaped(part: Contribution, shape: torch.Size) -> Contribution:
+    """`part` as a contribution to a tensor of `shape`, where it is one to a matrix with the same numbers in it."""
+    if isinstance(part, Outer):
+        own = torch.Size((part.left.shape[2], part.right.shape[2]))
+    elif isinstance(part, EmbeddingGradient):
+        own = torch.Size((part.count, part.grads.shape[2]))
+    else:
+        return part
+    return part if own == shape else Placed(part, lambda t: t.reshape(-1, *shape), own, shape, ("reshaped", own, shape))
 
 
 def sent_down(outputs: list[GradientEdge], sent: list[Tensor], targets: list[Any]) -> tuple[list[Tensor | None], str]:

@@ -84,12 +84,20 @@ def _between(dim: int, cut: slice, shape: torch.Size) -> Places:
 
 def _sliced(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
     dim = _dim(node._saved_dim, len(shape))
-    return _between(dim, slice(*slice(node._saved_start, node._saved_end, node._saved_step).indices(shape[dim])), shape)
+    return _between(
+        dim,
+        slice(
+            *slice(*[n if n is None else _signed(n) for n in (node._saved_start, node._saved_end, node._saved_step)]).indices(
+                shape[dim]
+            )
+        ),
+        shape,
+    )
 
 
 def _selected(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
     dim = _dim(node._saved_dim, len(shape))
-    index = (node._saved_index if node.name() == "SelectBackward0" else number) % shape[dim]
+    index = _dim(node._saved_index if node.name() == "SelectBackward0" else number, shape[dim])
     inner = _between(dim, slice(index, index + 1), shape)
     return lambda t: inner(t.unsqueeze(dim + 1))
 
@@ -106,8 +114,12 @@ def _flipped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Pla
 
 
 def _dim(dim: int, count: int) -> int:
-    """Negative dimensions are saved as large numbers."""
-    return (dim - 2**64 if dim >= 2**63 else dim) % count
+    return _signed(dim) % count
+
+
+def _signed(number: int) -> int:
+    """Negative numbers are saved as large ones."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 TRANSPOSES = {"TBackward0", "TransposeBackward0"}
