@@ -157,3 +157,15 @@ def test_products_of_linear_layers_with_many_positions_are_kept(monkeypatch: pyt
         assert float((rest.grads - expected).norm()) <= gap * float(expected.norm())
     large = Outer(torch.randn(3, 20, 60, device=DEVICE), torch.randn(3, 20, 50, device=DEVICE))
     assert large.measured()[1] is large
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_more_images_than_one_dimension_of_a_launch() -> None:
+    torch.manual_seed(0)
+    x, g = torch.randn(70_000, 2, 4, 4, device=DEVICE), torch.randn(70_000, 2, 4, 4, device=DEVICE)
+    for weight, groups in ((torch.zeros(2, 1, 3, 3, device=DEVICE), 2), (torch.zeros(2, 2, 1, 1, device=DEVICE), 1)):
+        how = geometry((1, 1), ((weight.shape[2] - 1) // 2,) * 2, (1, 1), groups)[0]
+        own = kept_convolution.kept(Convolution(x, g, weight, how), bias=False)[0].grads
+        last = kept_convolution.kept(Convolution(x[-3:], g[-3:], weight, how), bias=False)[0].grads
+        assert torch.equal(own[-3:], last)

@@ -22,15 +22,19 @@ from dpfy.gradients.kernels import conv2d, depthwise
 MOST_BELOW = 8
 """On a GPU: with more channels of the larger tensor in a group than this, products by tensor cores are faster than tap by tap."""
 
+MOST_ELEMENTS = 2**31
+"""The kernel counts the numbers of an image in 32 bits."""
+
 SINGLE_ELEMENTS = 2**14
 """On a CPU: images of fewer numbers are not worth a call each."""
 
 
 def keeps(part: Convolution) -> bool:
     """Whether the gradients are made once and kept."""
-    if not len(part.grads):
+    elements = part.inputs[0].numel() + part.grads[0].numel() if len(part.grads) else MOST_ELEMENTS
+    if elements >= MOST_ELEMENTS:
         return False
-    tap_by_tap, elements = part.geometry.groups > 1, part.inputs[0].numel() + part.grads[0].numel()
+    tap_by_tap = part.geometry.groups > 1
     if kernels.usable(part.grads):
         tap_by_tap = tap_by_tap and part.weight.shape[1] <= MOST_BELOW
         if not tap_by_tap and part.by_kernels:
@@ -40,16 +44,27 @@ def keeps(part: Convolution) -> bool:
 
 def kept(part: Convolution, bias: bool) -> tuple[Direct, Direct | None]:
     """The gradients of weight and (`bias`, where they cost nothing more) bias, of a part that :func:`keeps`."""
-    how, many = part.geometry, len(part.grads)
+    if part.images == 1:
+        grads, sums = _of_images(part, bias)
+        return Direct(grads), None if sums is None else Direct(sums)
+    found = []
+    for rows in row_chunks(part.batch, part.width * part.images):  # the images of some examples at a time
+        images = slice(rows.start * part.images, rows.stop * part.images)
+        each = _of_images(replace(part, inputs=part.inputs[images], grads=part.grads[images], images=1), False)[0]
+        found.append(torch.sum(each.unflatten(0, (-1, part.images)), 1))
+    return Direct(torch.cat(found)), None
+
+
+def _of_images(part: Convolution, bias: bool) -> tuple[Tensor, Tensor | None]:
+    """[images, *weight], and the sums of the output gradient where they cost nothing more."""
     if not kernels.usable(part.grads):
-        return Direct(_joined(_on_cpu(part), part.images)), None
-    if how.groups == 1 or part.weight.shape[1] > MOST_BELOW:
-        return Direct(_joined(_products(part), part.images)), None
+        return _on_cpu(part), None
+    if part.geometry.groups == 1 or part.weight.shape[1] > MOST_BELOW:
+        return _products(part), None
     near, far, taps = _walk(part)
-    free = bias and not how.transposed and part.weight.shape[1] == 1
+    free = bias and not part.geometry.transposed and part.weight.shape[1] == 1
     grads, sums = depthwise.tap_sums(near, far, taps, sums=free)
-    grads = _joined(grads.view(many, *part.weight.shape), part.images)
-    return Direct(grads), Direct(_joined(sums, part.images)) if free else None
+    return grads.view(len(grads), *part.weight.shape), sums if free else None
 
 
 def _walk(part: Convolution) -> tuple[Tensor, Tensor, depthwise.Taps]:
@@ -84,7 +99,7 @@ def _on_cpu(part: Convolution) -> Tensor:
     if last and part.inputs[0].numel() >= SINGLE_ELEMENTS:
         alone = [slice(i, i + 1) for i in range(len(near))]
         return torch.cat([weight_gradient(part.inputs[i], part.grads[i], weight, part.geometry)[None] for i in alone])
-    return replace(part, images=1).per_example(slice(0, len(near)))
+    return part.per_example(slice(0, len(near)))
 
 
 def _by_patches(near: Tensor, far: Tensor, taps: depthwise.Taps) -> Tensor:
@@ -103,8 +118,3 @@ def _by_patches(near: Tensor, far: Tensor, taps: depthwise.Taps) -> Tensor:
         written = patches[: some.stop - some.start].copy_(views[some])
         torch.bmm(left[some], written.view(len(written), count, length).mT, out=out[some])
     return out
-
-
-def _joined(each: Tensor, images: int) -> Tensor:
-    """[batch * images, ...] to the sums over the images of every example."""
-    return each if images == 1 else torch.sum(each.unflatten(0, (-1, images)), 1)

@@ -33,6 +33,9 @@ PARTIAL_BYTES = 3 * 2**22
 RUN_POSITIONS = 1024
 """Kept products are sums over so many positions, added afterwards: images are few where they are large, and programs are many."""
 
+MOST_EXAMPLES = 65_535
+"""A launch has no more programs in its second dimension."""
+
 PROGRAMS = 264
 """How many programs a GPU runs side by side, for cutting a sum: two on each of an H200's multiprocessors."""
 
@@ -124,6 +127,7 @@ class ConvProblem:
             bytes_each = self.inputs.shape[1] * rows * columns * self.inputs.element_size()
             size = triton.cdiv(batch, min(triton.cdiv(batch * bytes_each, most), batch))
         memory = None if order == "given" else self.new_zeros(order, size)
+        size = min(size, MOST_EXAMPLES)
         for start in range(0, batch, size):
             run = slice(start, min(start + size, batch))
             part = replace(self, inputs=self.inputs[run], grads=self.grads[run])

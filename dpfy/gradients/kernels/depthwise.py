@@ -42,8 +42,8 @@ if triton is not None:
         Channel r is the pair of channel r // below of `near` and one of the `below` channels of `far` in its group, which `share`
         channels of `near` have. `sums`: those of `near` over all positions (SUMS).
         """
-        example, first = tl.program_id(1).to(tl.int64), tl.program_id(2) * each
-        r = tl.program_id(0) * TILE_C + tl.arange(0, TILE_C)
+        example, first = tl.program_id(0).to(tl.int64), tl.program_id(2) * each
+        r = tl.program_id(1) * TILE_C + tl.arange(0, TILE_C)
         r_ok = r < channels
         own = r // below
         other = (own // share) * below + r % below
@@ -125,7 +125,7 @@ def tap_sums(near: Tensor, far: Tensor, how: Taps, sums: bool = False) -> tuple[
     each = rows if many * blocks >= PROGRAMS else 1
     out = torch.empty(many, channels, taps, dtype=torch.float32, device=near.device)
     plain = torch.empty(many, channels if sums else 0, dtype=torch.float32, device=near.device)
-    _tap_kernel[(blocks, many, triton.cdiv(rows, each))](
+    _tap_kernel[(many, blocks, triton.cdiv(rows, each))](
         near, far, out, plain, channels, near.shape[1] // how.groups, below, taps, rows, each, kernel[1], kernel[2], length,
         out_h, out_w, *space, *stride, *padding, *dilation, near.stride(0), near.stride(1), *_three(near.stride()[2:], 0),
         far.stride(0), far.stride(1), *_three(far.stride()[2:], 0),
