@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,10 @@ from dpfy.gradients.engine import Engine, Grads
 from dpfy.gradients.engines.batched import BatchedEngine
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+
+sys.path.insert(0, str(Path(__file__).parent))
+import compared
+from compared import distance
 
 Case = tuple[nn.Module, Tensor]
 Draw = Callable[[random.Random], Case]
@@ -191,19 +197,7 @@ def losses_of(model: nn.Module, x: Tensor, twist: Tensor) -> Tensor:
 
 
 def answer(engine: Engine, model: nn.Module, x: Tensor, twist: Tensor, clip: FlatClip, steps: int = 1) -> Grads:
-    engine.attach(model)
-    try:
-        for _ in range(steps):
-            found = engine.bounded_sum(losses_of(model, x, twist), clip).value
-    finally:
-        engine.detach()
-    return found
-
-
-def distance(a: Grads, b: Grads) -> float:
-    assert list(a) == list(b)
-    gap = math.sqrt(sum(float((a[k] - b[k]).square().sum()) for k in a))
-    return gap / max(math.sqrt(sum(float(b[k].square().sum()) for k in b)), 1e-300)
+    return compared.answer(engine, model, lambda: losses_of(model, x, twist), clip, steps)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -6,8 +6,10 @@ import copy
 import gc
 import math
 import random
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip
-from dpfy.gradients.engine import Engine, Grads
+from dpfy.gradients.engine import Engine
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.engines.per_user import per_user
@@ -26,6 +28,9 @@ from dpfy.gradients.inspect import inspect
 from dpfy.gradients.kernels import addresses
 from dpfy.gradients.layers import cudnn
 from dpfy.gradients.layers.table import rule_for
+
+sys.path.insert(0, str(Path(__file__).parent))
+from compared import answer, distance
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 B, T, D, H = 4, 5, 3, 4
@@ -79,25 +84,9 @@ def losses_of(model: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
     return (torch.sin(y) * torch.linspace(0.5, 1.5, y.shape[1], dtype=y.dtype, device=y.device) + 0.1 * y.square()).sum(1)
 
 
-def answer(engine: Engine, model: nn.Module, given: tuple[Tensor, Tensor], clip: Clip, steps: int = 1) -> Grads:
-    engine.attach(model)
-    try:
-        for _ in range(steps):
-            found = engine.bounded_sum(losses_of(model, *given), clip).value
-    finally:
-        engine.detach()
-    return found
-
-
-def distance(a: Grads, b: Grads) -> float:
-    assert list(a) == list(b)
-    gap = math.sqrt(sum(float((a[k] - b[k]).square().sum()) for k in a))
-    return gap / math.sqrt(sum(float(b[k].square().sum()) for k in b))
-
-
 def gap_to_loop(model: nn.Module, given: tuple[Tensor, Tensor], clip: Clip | None = None, steps: int = 3) -> float:
-    clip = clip or FlatClip(0.3)
-    return distance(answer(BookkeepingEngine(), model, given, clip, steps), answer(LoopEngine(), model, given, clip))
+    engines: list[tuple[Engine, int]] = [(BookkeepingEngine(), steps), (LoopEngine(), 1)]
+    return distance(*[answer(e, model, lambda: losses_of(model, *given), clip or FlatClip(0.3), n) for e, n in engines])
 
 
 def batch(r: random.Random, device: str = "cpu", ordered: bool = False) -> tuple[Tensor, Tensor]:
@@ -296,13 +285,8 @@ def test_users_with_several_sequences() -> None:
     torch.manual_seed(0)
     model = Around("lstm", lambda inner, h: inner(h)[0][:, -1]).double()
     x, real = torch.randn(B * 3, T, D, dtype=torch.float64), torch.tensor([[True, True, False]] * B)
-    found = []
-    for engine in (BookkeepingEngine(), LoopEngine()):
-        engine.attach(model)
-        for _ in range(2):
-            total = engine.bounded_sum(per_user(model(x, x).square().sum(1), real), FlatClip(0.2)).value
-        engine.detach()
-        found.append(total)
+    engines: list[Engine] = [BookkeepingEngine(), LoopEngine()]
+    found = [answer(e, model, lambda: per_user(model(x, x).square().sum(1), real), FlatClip(0.2), 2) for e in engines]
     assert distance(*found) < 1e-9
 
 
