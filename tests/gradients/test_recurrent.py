@@ -405,3 +405,17 @@ def test_kernels_count_far_steps_without_overflow(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(addresses, "REACH", 8 * 4 * 16)
     assert torch.equal(addresses.aligned(t), t)
     assert addresses.aligned(t).is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["weight_ih_l1", "weight_hh_l0"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "projected"])
+def test_a_weight_that_changes_before_the_way_back_is_noticed(kind: str, name: str) -> None:
+    inner = KINDS[kind]()
+    engine = BookkeepingEngine()
+    engine.attach(inner)
+    losses = inner(torch.randn(B, T, D))[0].square().sum((1, 2))
+    with torch.no_grad():
+        getattr(inner, name).add_(1.0)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        engine.bounded_sum(losses, FlatClip(1.0))
+    engine.detach()

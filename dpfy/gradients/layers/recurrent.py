@@ -167,8 +167,9 @@ class _Direction:
         """Outputs of all steps, the last state, and the last cell of an LSTM, from the `first` state and cell, where there are any."""
         h, c = first
         flat = F.linear(x.flatten(0, 1), self.parameters["weight_ih"].detach(), self._shift())
+        weights = self._weights()
         with torch.no_grad(), no_autocast(flat.device.type), torch._C._ExcludeDispatchKeyGuard(_NO_VIEWS):
-            made = self._recur(flat.detach().view(how.length, how.batch, -1), constant(h), constant(c), how)
+            made = self._recur(flat.detach().view(how.length, how.batch, -1), weights, constant(h), constant(c), how)
             # On a CPU torch's autocast leaves the outputs of a GRU as wide as its states.
             made = made.to(x.dtype if self.kind == "GRU" and not flat.is_cuda else flat.dtype)
         known = h is not None or how.length == 1  # else the states before are outputs, and zeros before the first
@@ -191,11 +192,14 @@ class _Direction:
         width = len(second) // 3
         return first + F.pad(second[: 2 * width], (0, width))
 
-    def _recur(self, gates: Tensor, h: Tensor | None, c: Tensor | None, how: _Sequences) -> Made:
-        """The recurrence, in float32 or wider where it is our own."""
+    def _weights(self) -> Weights:
+        """What the recurrence multiplies with. Kept as the parameters' own memory, so that a change before the way back is noticed."""
         bias = constant(self.parameters.get("bias_hh"))
         shift = bias[-(len(bias) // 3) :] if self.kind == "GRU" and bias is not None else None
-        weights = Weights(self.parameters["weight_hh"].detach(), shift, constant(self.parameters.get("weight_hr")))
+        return Weights(self.parameters["weight_hh"].detach(), shift, constant(self.parameters.get("weight_hr")))
+
+    def _recur(self, gates: Tensor, weights: Weights, h: Tensor | None, c: Tensor | None, how: _Sequences) -> Made:
+        """The recurrence, in float32 or wider where it is our own."""
         steps, fast = Steps(how.length, self.reverse, how.sizes), cudnn.usable(gates, weights)
         dtype = gates.dtype if fast or gates.dtype == torch.float64 else torch.float32
         gates, weights = gates.to(dtype), weights.to(dtype)
@@ -297,6 +301,8 @@ class _Recurrence(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads):
+            raise NotImplementedError("many gradients at once through a recurrence")  # they come one by one then
         output, hidden, cell = (*grads, None)[:3]
         back = ctx.back(ctx.saved_tensors, output, hidden, cell)
         projected = None if back.projected is None else back.projected.transpose(0, 1)
