@@ -254,8 +254,12 @@ class Deferred:
 
 
 def storages(*parts: object) -> set[int]:
-    """Where the memory of every tensor in some contributions begins."""
-    return {t.untyped_storage().data_ptr() for part in parts for t in _tensors(part)}
+    """Where the memory of every tensor in some contributions begins.
+
+    By arithmetic: a storage that Python was asked for is let go of at another time than one that it was not, and the tensors of a step
+    would lie elsewhere when its work is recorded than when it is repeated.
+    """
+    return {t.data_ptr() - int(t.storage_offset()) * t.element_size() for part in parts for t in _tensors(part)}
 
 
 def _tensors(part: object) -> Iterator[Tensor]:
