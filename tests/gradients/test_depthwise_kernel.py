@@ -14,9 +14,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from dpfy.gradients import kernels
 from dpfy.gradients.contributions import kept_convolution
-from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.contributions.convolution import Convolution
-from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.kernels.depthwise import Taps, tap_sums
 from dpfy.gradients.layers.convolution import geometry
@@ -46,6 +44,8 @@ PRODUCTS: dict[str, tuple[type, tuple[int, ...], dict[str, object], tuple[int, .
     "transposed, few positions": (nn.ConvTranspose2d, (20, 18, 3), {"padding": 1}, (2, 2)),
     "one dimension": (nn.Conv1d, (6, 17, 4), {"padding": 2, "stride": 2, "dilation": 2}, (21,)),
     "transposed, one dimension": (nn.ConvTranspose1d, (6, 5, 3), {"padding": 1, "stride": 2}, (9,)),
+    "many positions": (nn.Conv2d, (3, 17, 3), {"padding": 1}, (12, 13)),
+    "many positions, one tap": (nn.Conv2d, (5, 4, 1), {}, (12, 13)),
     "groups": (nn.Conv2d, (32, 18, 3), {"padding": 1, "groups": 2}, (5, 5)),
     "groups, transposed": (nn.ConvTranspose2d, (18, 36, 2), {"stride": 2, "groups": 2}, (3, 4)),
 }
@@ -98,9 +98,9 @@ def test_products_by_the_kernels_for_two_dimensions(
     squares = expected.flatten(1).square().sum(1)
     found = part.measured()[0].sum(0)
     assert bool((found >= squares * (1 - 2e-5)).all())
-    assert bool((found <= squares * (1 + 1e-3)).all())
+    assert bool((found <= squares * (1 + 4e-3)).all())  # the allowance for rounding grows with the positions
     monkeypatch.setattr(kept_convolution, "MOST_BELOW", 0)
-    monkeypatch.setattr(conv2d, "RUN_POSITIONS", 16)
+    monkeypatch.setattr(conv2d, "RUN_POSITIONS", 64)
     own = kept_convolution.kept(part, bias=False)[0].grads
     assert own.shape == expected.shape
     assert float((own - expected).norm()) <= 1e-5 * float(expected.norm())
@@ -142,21 +142,6 @@ def test_an_example_that_is_not_finite_keeps_to_itself() -> None:
     assert torch.equal(after[[0, 2]], before[[0, 2]])
     assert torch.equal(after[1, [0, 1, 3]], before[1, [0, 1, 3]])
     assert bool(after[1, 2].isnan().any())
-
-
-def test_products_of_linear_layers_with_many_positions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    monkeypatch.setattr(kernels, "usable", lambda t: True)
-    left, right = torch.randn(3, 200, 6, device=DEVICE), torch.randn(3, 200, 5, device=DEVICE)
-    expected = left.double().mT @ right.double()
-    for dtype, gap in ((torch.float32, 2e-3), (torch.bfloat16, 0.3)):  # TF32 or bfloat16 on a GPU
-        norms, rest = Outer(left.to(dtype), right.to(dtype)).measured()
-        assert isinstance(rest, Direct)
-        assert rest.grads.dtype is torch.float32
-        assert bool((norms[0] >= rest.grads.double().flatten(1).square().sum(1)).all())
-        assert float((rest.grads - expected).norm()) <= gap * float(expected.norm())
-    large = Outer(torch.randn(3, 20, 60, device=DEVICE), torch.randn(3, 20, 50, device=DEVICE))
-    assert large.measured()[1] is large
 
 
 @pytest.mark.gpu

@@ -97,8 +97,8 @@ def _on_cpu(part: Convolution) -> Tensor:
         return _by_patches(near, far, taps).view(len(near), *weight.shape)
     last = part.inputs.dim() == 4 and part.inputs.stride(1) == 1 and part.grads.stride(1) == 1
     if last and part.inputs[0].numel() >= SINGLE_ELEMENTS:
-        alone = [slice(i, i + 1) for i in range(len(near))]
-        return torch.cat([weight_gradient(part.inputs[i], part.grads[i], weight, part.geometry)[None] for i in alone])
+        alone = [(wide(part.inputs[i : i + 1]), wide(part.grads[i : i + 1])) for i in range(len(near))]
+        return torch.stack([weight_gradient(a, g, wide(weight), part.geometry) for a, g in alone])
     return part.per_example(slice(0, len(near)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -54,22 +53,11 @@ class Outer:
         if positions == 1:
             return self._one_position()[None], self
         if kernels.usable(self.left):
-            size = positions * (p + d) * self.left.element_size()
-            if self.by_gram or not routes.kept_on_gpu(p * d, size):
-                return self.estimate().upper, self
-            made = self._kept()
-            return self._estimate(row_squares(made), self._sizes()).upper, Direct(made)
+            return self.estimate().upper, self
         if batch * p * d <= KEEP_ELEMENTS and routes.keeping_pays(positions, p, d):
             grads = torch.bmm(self.left.mT, self.right, out=large_pages(self.left, batch, p, d))
             return self._estimate(row_squares(grads), self._sizes()).upper, Direct(grads)
         return self.estimate().upper, self
-
-    def _kept(self) -> Tensor:
-        """All products, in float32."""
-        if self.dtype in (torch.bfloat16, torch.float16):
-            with suppress(TypeError, RuntimeError):  # builds without a wide result round it
-                return torch.bmm(self.left.mT, self.right, out_dtype=torch.float32)
-        return torch.bmm(self.left.mT, self.right).float()
 
     def estimate(self) -> Estimate:
         """The norms and how wrong they can be, with nothing kept."""

@@ -17,13 +17,13 @@ KEPT_POSITIONS = 64
 KEPT_WIDTH = 2**19
 """On a CPU, products of more elements are never kept: those of few batches would fit (``contribution.KEEP_ELEMENTS`` in all)."""
 
-KEPT_BYTES = 6
-"""On a GPU the product of an example is kept if its factors have so many bytes for each of its numbers: to write and read those is
-then faster than to make the product a second time, and takes less memory than the factors."""
+KEPT_BYTES = 16
+"""On a GPU the product of a convolution is kept if its tensors have so many bytes for each of its numbers: to write and read those is
+then faster than to make the product a second time. Recordings hold what is kept, so it should be small against the tensors."""
 
 
 def kept_on_gpu(width: int, size: int) -> bool:
-    """Whether the gradient of `width` weights is kept instead of input and output gradient of an example, of `size` bytes."""
+    """Whether the gradient of a convolution of `width` weights is kept instead of input and output gradient, of `size` bytes."""
     return KEPT_BYTES * width <= size
 
 

@@ -31,7 +31,8 @@ PARTIAL_BYTES = 3 * 2**22
 """How much memory the partial sums of one weighted sum may take."""
 
 RUN_POSITIONS = 1024
-"""Kept products are sums over so many positions, added afterwards: images are few where they are large, and programs are many."""
+"""Kept products are sums over so many positions (a multiple of every depth of a tiling), added afterwards: images are few where they are
+large, and programs are many."""
 
 MOST_EXAMPLES = 65_535
 """A launch has no more programs in its second dimension."""
@@ -171,8 +172,8 @@ def _launch(
     tiles = triton.cdiv(problem.grads.shape[1], how.outs) * triton.cdiv(problem.columns, how.columns)
     batch = len(problem.inputs)
     product_kernel[(tiles, triton.cdiv(batch, share), triton.cdiv(problem.length, run) if run else 1)](
-        problem.inputs, problem.grads, weights, out, int(again), out.stride(0), batch, share, run,
-        *problem.arguments(), **problem.choices(how.columns), SUM=total, KEEP=run > 0,
+        problem.inputs, problem.grads, weights, out, int(again), out.stride(0), batch, share,
+        *problem.arguments(), **problem.choices(how.columns), SUM=total, RUN=run,
         NESTED=how.nested or run > 0, TILE_O=how.outs, TILE_D=how.columns,
         DEPTH=how.depth, num_warps=how.warps, num_stages=how.stages,
     )  # fmt: skip
@@ -206,7 +207,8 @@ def products(problem: ConvProblem, out: Tensor, how: Tiling | None = None) -> No
             continue
         made = out.new_empty(runs, many, outs, columns)
         _launch(part, made, made, False, 1, how, False, RUN_POSITIONS)
-        torch.sum(made.view(runs, many, outs, kh, kw, channels).permute(0, 1, 2, 5, 3, 4), 0, out=out[rows])
+        added = made[0] if runs == 1 else made.sum(0)
+        out[rows].copy_(added.view(many, outs, kh, kw, channels).permute(0, 1, 4, 2, 3))
 
 
 def gram_estimate(problem: ConvProblem, order: str = "given") -> Estimate:

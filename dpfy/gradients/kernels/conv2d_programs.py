@@ -71,15 +71,15 @@ if triton is not None:
             where = (position // out_width) * g_h + (position % out_width) * g_w
         return tl.load(base + (o[:, None] * g_c + where[None, :]), mask=o_ok[:, None] & ok[None, :], other=0.0)
 
-    @triton.jit(do_not_specialize=["again", "batch", "share", "pitch", "run"])
+    @triton.jit(do_not_specialize=["again", "batch", "share", "pitch"])
     def product_kernel(
-        inputs, grads, weights, out, again, pitch, batch, share, run, width_total, channels, height, width, outs, length, out_width,
+        inputs, grads, weights, out, again, pitch, batch, share, width_total, channels, height, width, outs, length, out_width,
         kernel_w, stride_h, stride_w, pad_h, pad_w, dilate_h, dilate_w, in_n, in_c, in_h, in_w, g_n, g_c, g_h, g_w,
-        SUM: tl.constexpr, KEEP: tl.constexpr, CHECK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, NESTED: tl.constexpr,
+        SUM: tl.constexpr, RUN: tl.constexpr, CHECK: tl.constexpr, WHOLE: tl.constexpr, FLAT: tl.constexpr, NESTED: tl.constexpr,
         TILE_O: tl.constexpr, TILE_D: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
         """One tile of the weight gradients of `share` examples: their squared norms, [tiles, batch], or (SUM) their weighted sum, or
-        (KEEP) themselves, [runs, batch, outs, columns], as sums over `run` positions.
+        (RUN) themselves, [runs, batch, outs, columns], as sums over RUN positions.
 
         The sum is made of finished products, in float32: a weight is never rounded into a factor, and an example whose weight is 0
         adds nothing, whatever it holds. `again`: add to what `out` holds. `pitch`: from one tile's norms to the next one's.
@@ -97,16 +97,16 @@ if triton is not None:
         steps = (length + DEPTH - 1) // DEPTH
         total = tl.zeros((TILE_O, TILE_D), dtype=tl.float32)
         start_at, stop_at = 0, length
-        if KEEP:
-            start_at = tl.program_id(2) * run
-            stop_at = tl.minimum(start_at + run, length)
+        if RUN > 0:
+            start_at = tl.program_id(2) * RUN
+            stop_at = tl.minimum(start_at + RUN, length)
         if NESTED:
             for n in range(begin, end):
                 product = tl.zeros((TILE_O, TILE_D), dtype=tl.float32)
                 base_a, base_g = inputs + (far + n) * in_n, grads + (far + n) * g_n
                 for start in range(start_at, stop_at, DEPTH):
                     position = start + tl.arange(0, DEPTH)
-                    ok = position < stop_at
+                    ok = position < length  # runs are whole numbers of steps
                     g = _grad(base_g, position, ok, o, o_ok, out_width, g_c, g_h, g_w, FLAT)
                     a = _patch(
                         base_a, position, ok, column_ok, c, down, across, height, width, out_width, stride_h, stride_w,
@@ -117,7 +117,7 @@ if triton is not None:
                     weight = tl.load(weights + n).to(tl.float32)
                     if weight != 0.0:
                         total += weight * product
-                elif KEEP:
+                elif RUN > 0:
                     at = out + ((tl.program_id(2).to(tl.int64) * batch + n) * outs + o[:, None]) * width_total + column[None, :]
                     tl.store(at, product, mask=o_ok[:, None] & column_ok[None, :])
                 else:

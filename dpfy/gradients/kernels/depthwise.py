@@ -24,6 +24,9 @@ except ImportError:  # a CPU-only installation
 TILE = 4096
 """Products that a program keeps at a time, 32 in each of its threads."""
 
+CACHED = 2**15
+"""Numbers of each tensor that a program should not go beyond."""
+
 PROGRAMS = 528
 """With fewer programs than this, rows of the kernel are shared out too: so many run side by side on an H200."""
 
@@ -137,10 +140,21 @@ def tap_sums(near: Tensor, far: Tensor, how: Taps, sums: bool = False) -> tuple[
 
 def tiling(channels: int, length: int, tile_w: int, last: bool) -> tuple[int, int, int]:
     """How many channels and positions a program takes at a time, and its warps: neighbours in memory (channels if they lie `last`) go
-    to neighbouring threads."""
+    to neighbouring threads.
+
+    Every row of taps reads the images again, so those of a program should stay in the first cache. Measured on an H200 in bfloat16:
+    7 x 7 taps, channels last, 96 channels of 32 x 32 0.154 ms with 32 channels, 0.197 with 64; 384 of 8 x 8 0.082 and 0.046 with 128.
+    3 x 3 taps, channels first, 96 of 32 x 32 0.166 with 128 positions, 0.54 with 32; 960 of 4 x 4 0.067 with 64 channels.
+    """
     pairs = max(1, TILE // tile_w)
-    tile_p = min(triton.next_power_of_2(length), max(1, pairs // 32) if last else 128, pairs)
-    return min(triton.next_power_of_2(channels), max(1, pairs // tile_p)), tile_p, 4
+    most = triton.next_power_of_2(channels)
+    if last:
+        tile_c = min(most, 128, max(32, CACHED // length), pairs)
+        while tile_c > 32 and channels % tile_c:  # no idle threads
+            tile_c //= 2
+        return tile_c, max(1, min(triton.next_power_of_2(length), pairs // tile_c)), 4
+    tile_p = min(triton.next_power_of_2(length), 128 if length > 64 else 16, pairs)
+    return min(most, max(1, pairs // tile_p)), tile_p, 4
 
 
 def _three(numbers: Sequence[int], fill: int) -> tuple[int, int, int]:
