@@ -1,8 +1,9 @@
 """Parameters that a module of the user's own multiplies with, adds, or spreads over the batch: scales, shifts, class tokens.
 
-While such a module runs, an alias stands in for each of its parameters. It computes as the parameter does, and torch asks it before
-every operation on it. A product with something that has a batch, a sum, an expansion: these become nodes of the tape, like layers. All
-else is done with the parameter itself, in autograd's sight, and is found there like any use that no rule explains.
+While such a module runs, an alias stands in for each of its parameters; another one for rows of a table that were looked up once for
+all examples, as positions are. It computes as the parameter does, and torch asks it before every operation on it. A product with
+something that has a batch, a sum, an expansion: these become nodes of the tape, like layers. All else is done with the parameter
+itself, in autograd's sight, and is found there like any use that no rule explains.
 """
 
 from __future__ import annotations
@@ -18,18 +19,26 @@ from torch.utils._pytree import tree_map_only
 from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.rule import Found, LayerRule, View
-from dpfy.gradients.tracing.tape import BATCH_AXES, Site, Tape
+from dpfy.gradients.tracing.tape import Site, Tape
 
 IDLE = object()
 
 
+Explained = Callable[[Tensor, tuple[Tensor, ...]], Found]
+"""[batch, *shape] gradients of what an alias stands for, and what it was made from, to contributions to the parameter."""
+
+
 @dataclass(eq=False)
 class _Origin:
-    """Which parameter an alias stands for, and what is known of its uses."""
+    """What an alias stands for, how its gradients are explained, and what is known of its uses."""
 
     name: str
     parameter: nn.Parameter
     tape: Tape
+    shape: torch.Size
+    explain: Explained
+    made_from: tuple[Tensor, ...] = ()
+    """What `explain` reads: reported with every use, so that a recording knows where it lies."""
     sites: dict[tuple[str, int], Site] = field(default_factory=dict)
     hooks: object = IDLE
     """What saved tensors went through when the module began to run; `IDLE` when it does not run."""
@@ -40,36 +49,40 @@ class _Origin:
         The batch must lie before the dimensions of the parameter. And what is computed again in the backward pass must be computed
         the same way, when the module around it does not run: a part of a module that is checkpointed is left to autograd.
         """
-        room = like.dim() - _own_dims(self.parameter.shape)
-        if room < 1 or fused.hooks() != self.hooks:
+        before = like.dim() - _own_dims(self.shape)
+        if before < 1 or fused.hooks() != self.hooks:
             return None
         key = (kind, like.dim())
         if key not in self.sites:
-            axes = tuple(axis for axis in BATCH_AXES if room > 1 or axis is not BATCH_AXES[1])
-            self.sites[key] = Site(f"{self.name} ({kind})", (self.parameter,), fitting=axes)
-        return None if self.sites[key].without_batch else self.sites[key]
+            self.sites[key] = Site(f"{self.name} ({kind})", (self.parameter,), batch_dims=before)
+        return None if self.sites[key].without_batch_before() else self.sites[key]
 
-    def explained(self, rows: Tensor) -> Found:
-        """[batch, ..., *shape that the parameter was broadcast to] as gradients of the parameter."""
-        shape = self.parameter.shape
-        own = _own_dims(shape)
+    def explained(self, rows: Tensor, saved: tuple[Tensor, ...]) -> Found:
+        """[batch, ..., *shape that it was broadcast to] as contributions to the parameter."""
+        own = _own_dims(self.shape)
         fixed = rows.dim() - own
-        summed = [*range(1, fixed), *[fixed + i for i, size in enumerate(shape[len(shape) - own :]) if size == 1]]
+        summed = [*range(1, fixed), *[fixed + i for i, size in enumerate(self.shape[len(self.shape) - own :]) if size == 1]]
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
         each = rows.sum(summed, dtype=wide) if any(rows.shape[i] > 1 for i in summed) else rows
-        return [(self.parameter, Direct(each.reshape(len(rows), *shape)))]
+        return self.explain(each.reshape(len(rows), *self.shape), saved)
+
+    def shifted(self, output: Tensor, site: Site) -> Tensor:
+        """`output`, to which what the alias stands for was added."""
+        return self.tape.tap(output, site, lambda g, saved, view: self.explained(view(g), saved), self.made_from)
 
 
 def _own_dims(shape: torch.Size) -> int:
-    """Dimensions of a parameter without ones in front."""
+    """Dimensions without ones in front."""
     return len(shape) - next((i for i, size in enumerate(shape) if size != 1), len(shape))
 
 
-class Bare(Tensor):
-    """An alias of a parameter. Autograd leads from it to the parameter, so that nothing is lost where torch does not ask it."""
+class Alias(Tensor):
+    """Something that autograd knows, under another name. Autograd leads from it to that, so that nothing is lost where torch does not
+    ask it."""
 
     origin: _Origin
-    _is_param = True
+    plain: Tensor
+    version: int | None = None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,50 +90,76 @@ class Bare(Tensor):
         found = None if rule is None else rule(*args)
         if found is not None:
             return found
-        return func(*tree_map_only(Bare, _parameter, args), **tree_map_only(Bare, _parameter, kwargs or {}))
+        made = func(*tree_map_only(Alias, _plain, args), **tree_map_only(Alias, _plain, kwargs or {}))
+        if args and isinstance(args[0], Alias) and made is _plain(args[0]):
+            return args[0]  # `t.to(device)` need not do anything
+        return made
 
 
-def _parameter(alias: Bare) -> nn.Parameter:
-    return alias.origin.parameter
+class Bare(Alias):
+    """An alias of a parameter."""
+
+    _is_param = True
 
 
-def _pair(a: object, b: object) -> tuple[_Origin, Tensor] | None:
-    """The one alias of two factors or summands, and the other one, if that has the shape of the result."""
-    alias, other = (a, b) if isinstance(a, Bare) else (b, a)
-    if not isinstance(alias, Bare) or isinstance(other, Bare) or not isinstance(other, Tensor) or not other.is_floating_point():
+def _plain(alias: Alias) -> Tensor:
+    return vars(alias)["plain"]  # type: ignore[no-any-return]
+
+
+def _origin(alias: Alias) -> _Origin | None:
+    """What it stands for; None if it was written into since."""
+    own = vars(alias)
+    return own["origin"] if own["version"] is None or own["plain"]._version == own["version"] else None
+
+
+def _alias(kind: type[Alias], plain: Tensor, origin: _Origin, version: int | None) -> Any:
+    alias = plain.as_subclass(kind)
+    vars(alias).update(plain=plain, origin=origin, version=version)
+    return alias
+
+
+def rows_alias(y: Tensor, tape: Tape, site: Site, weight: nn.Parameter, explain: Explained, index: Tensor) -> Tensor:
+    """An alias of rows of a table, looked up once for all examples: they meet the batch where they are added to it."""
+    sites = site.origins.setdefault("rows", {})
+    origin = _Origin(site.name, weight, tape, y.shape, explain, (index,), sites, fused.hooks())
+    return _alias(Alias, y, origin, y._version)  # type: ignore[no-any-return]
+
+
+def _pair(a: object, b: object) -> tuple[_Origin, Tensor, Tensor] | None:
+    """Of two factors or summands the one alias, its value, and the other one, if that has the shape of the result."""
+    alias, other = (a, b) if isinstance(a, Alias) else (b, a)
+    if not isinstance(alias, Alias) or isinstance(other, Alias) or not isinstance(other, Tensor) or not other.is_floating_point():
         return None
-    origin = alias.origin
-    small, large = origin.parameter.shape, other.shape
+    origin = _origin(alias)
+    small, large = _plain(alias).shape, other.shape
     fits = len(large) >= len(small) and all(a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False))
-    return (origin, other) if fits else None
+    return (origin, _plain(alias).detach(), other) if origin is not None and fits else None
 
 
 def _multiplied(a: object, b: object) -> Tensor | None:
-    if (pair := _pair(a, b)) is None or (site := pair[0].site("scale", pair[1])) is None:
+    if (pair := _pair(a, b)) is None or (site := pair[0].site("scale", pair[2])) is None:
         return None
-    origin, x = pair
+    origin, value, x = pair
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
-        return origin.explained(view(g * saved[0]))
+        return origin.explained(view(g * saved[0]), saved[1:])
 
-    if fused.one_node():
-        return fused.run(fused.scale, x, origin.tape, site, explain, (), (origin.parameter,))
-    return origin.tape.tap(x * origin.parameter.detach(), site, explain, (x,))
+    if fused.one_node() and not origin.made_from:
+        return fused.run(fused.scale, x, origin.tape, site, explain, (), (value,))
+    return origin.tape.tap(x * value, site, explain, (x, *origin.made_from))
 
 
 def _added(a: object, b: object) -> Tensor | None:
-    if (pair := _pair(a, b)) is None or (site := pair[0].site("shift", pair[1])) is None:
+    if (pair := _pair(a, b)) is None or (site := pair[0].site("shift", pair[2])) is None:
         return None
-    origin, x = pair
-    return origin.tape.tap(x + origin.parameter.detach(), site, lambda g, saved, view: origin.explained(view(g)), ())
+    origin, value, x = pair
+    return origin.shifted(x + value, site)
 
 
-def _expanded(alias: object, *sizes: Any) -> Tensor | None:
-    assert isinstance(alias, Bare)
-    origin = alias.origin
-    spread = origin.parameter.detach().expand(*sizes)
-    site = origin.site("expansion", spread)
-    return None if site is None else origin.tape.tap(spread, site, lambda g, saved, view: origin.explained(view(g)), ())
+def _expanded(alias: Any, *sizes: Any) -> Tensor | None:
+    origin, spread = _origin(alias), _plain(alias).detach().expand(*sizes)
+    site = None if origin is None else origin.site("expansion", spread)
+    return None if origin is None or site is None else origin.shifted(spread, site)
 
 
 RULES: dict[Any, Callable[..., Tensor | None]] = {
@@ -138,18 +177,22 @@ def run_bare(module: nn.Module, tape: Tape, site: Site, *args: Any, **kwargs: An
         return forward(module, *args, **kwargs)
     own = module._parameters
     before = {name: p for name, p in own.items() if isinstance(p, nn.Parameter) and p.requires_grad and not isinstance(p, Bare)}
-    aliases: dict[str, Any] = {}
-    for name, p in before.items():
-        alias = aliases[name] = p.as_subclass(Bare)
-        alias.origin = site.origins.setdefault(name, _Origin(f"{site.name}.{name}", p, tape))
-        alias.origin.hooks = fused.hooks()
+    origins = {name: site.origins.get(name) or _bare_origin(f"{site.name}.{name}", p, tape) for name, p in before.items()}
+    site.origins.update(origins)
+    aliases: dict[str, Any] = {name: _alias(Bare, p, origins[name], None) for name, p in before.items()}
+    for origin in origins.values():
+        origin.hooks = fused.hooks()
     own.update(aliases)
     try:
         return forward(module, *args, **kwargs)
     finally:
         own.update({name: before[name] for name, alias in aliases.items() if own.get(name) is alias})
-        for alias in aliases.values():
-            alias.origin.hooks = IDLE
+        for origin in origins.values():
+            origin.hooks = IDLE
+
+
+def _bare_origin(name: str, p: nn.Parameter, tape: Tape) -> _Origin:
+    return _Origin(name, p, tape, p.shape, lambda each, _: [(p, Direct(each))])
 
 
 BARE = LayerRule(run_bare)

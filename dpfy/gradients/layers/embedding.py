@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.layers import fused
+from dpfy.gradients.layers.bare import rows_alias
 from dpfy.gradients.layers.rule import Found, View, wanted
 from dpfy.gradients.tracing.tape import Site, Tape
 
@@ -29,7 +30,14 @@ def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -
             grads = grads.masked_fill((where == padding)[..., None], 0.0)
         return wanted([(weight, lambda: EmbeddingGradient(where, grads, len(weight)))])
 
-    return fused.run(fused.lookup, index, tape, site, explain, (padding,), (weight,))
+    y = fused.run(fused.lookup, index, tape, site, explain, (padding,), (weight,))
+    if not site.without_batch_before():
+        return y
+
+    def of_all(each: Tensor, saved: tuple[Tensor, ...]) -> Found:
+        return explain(each, saved, lambda t: t if t is each else t.expand(len(each), *t.shape))
+
+    return rows_alias(y, tape, site, weight, of_all, index)
 
 
 def fits_embedding(module: nn.Embedding) -> bool:

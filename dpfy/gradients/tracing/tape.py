@@ -105,6 +105,13 @@ class Site:
     whole: Site | None = None
     origins: dict[str, Any] = field(default_factory=dict)
     """What is known of the bare parameters of the module, by name."""
+    routed: bool = False
+
+    def without_batch_before(self) -> bool:
+        """`without_batch` as it was when the forward pass ran: what is computed again on the way back must be computed the same way."""
+        if torch._C._current_graph_task_id() < 0:
+            self.routed = self.without_batch
+        return self.routed
 
     def part(self, name: str, *params: nn.Parameter | None) -> Site:
         """The site of one product of a module that makes several. The batch must lie in the same dimension of all of them."""
