@@ -81,5 +81,7 @@ def test_mixing_is_refused(tmp_path, case, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", APART)
 def test_what_does_not_mix_is_trained(tmp_path, case, engine):
+    if engine == "batched" and case in ("lstm", "gru"):
+        pytest.skip("cuDNN has no vectorised backward: refused, with the way out")
     watched.train(tmp_path, *APART[case](), device="cuda", engine=engine, batch=32)
     assert (tmp_path / "run" / "privacy.json").is_file()
