@@ -25,9 +25,13 @@ _backward: Any = torch.ops.aten._cudnn_rnn_backward.default
 _graph_is_kept: Any = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
 
 
+WIDEST = 8192
+"""Of wider gates the identity would cost more, in time and memory, than is gained."""
+
+
 def usable(gates: Tensor, weights: Weights) -> bool:
     """Whether cuDNN can do it; projections do not fit the scheme."""
-    return gates.is_cuda and weights.project is None and torch.cudnn_is_acceptable(gates)
+    return gates.is_cuda and weights.project is None and gates.shape[-1] <= WIDEST and torch.cudnn_is_acceptable(gates)
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,9 @@ def _weights(hidden: Tensor, shift: Tensor | None, width: int, how: tuple[Any, .
     inner = hidden.new_zeros(width)
     if shift is not None:
         inner[-len(shift) :] = shift
-    matrices = [torch.eye(width, dtype=hidden.dtype, device=hidden.device), hidden, hidden.new_zeros(width), inner]
-    # These copies are moved to the common memory; the others stay where they are.
-    return matrices, _flat([m.clone() for m in matrices], 4, width, *how, False)
+    identity = torch.eye(width, dtype=hidden.dtype, device=hidden.device)
+    matrices = [identity, hidden.clone(), hidden.new_zeros(width), inner]  # all our own: they are moved to the common memory
+    return matrices, _flat(matrices, 4, width, *how, False)
 
 
 def _resets(gates: Tensor, weights: Weights, before: Tensor) -> Tensor:
