@@ -291,6 +291,18 @@ def test_recordings_make_room_for_others(stage: Stage, monkeypatch: pytest.Monke
     assert stage.recorder.repeated > 3
 
 
+def test_recordings_that_keep_much_are_few(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "ALWAYS", 1)
+    for most, expected in ((10**9, 3), (0, 1)):
+        monkeypatch.setattr(recorder, "HELD_BYTES", most)
+        for where in range(3):
+            for seed in range(SAME + 3):
+                stage.check(seed, where=where if most else where + 10)
+        recordings = stage.recorder._recordings
+        assert len(recordings) == expected
+        assert all(recording.held > 0 for recording in recordings.values())
+
+
 def test_sums_that_go_elsewhere_are_noticed(stage: Stage) -> None:
     for seed in range(SAME + 2):
         stage.check(seed)

@@ -262,6 +262,11 @@ def storages(*parts: object) -> set[int]:
     return {t.data_ptr() - int(t.storage_offset()) * t.element_size() for part in parts for t in _tensors(part)}
 
 
+def nbytes(*parts: object) -> int:
+    """How much memory the tensors in some contributions take; several may share one."""
+    return sum({t.data_ptr(): t.nbytes for part in parts for t in _tensors(part)}.values())
+
+
 def _tensors(part: object) -> Iterator[Tensor]:
     """Every tensor in a contribution."""
     if isinstance(part, Tensor):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.contributions.clipped_sum import Flag, Scaled
-from dpfy.gradients.contributions.contribution import Contribution, Direct, storages
+from dpfy.gradients.contributions.contribution import Contribution, Direct, nbytes, storages
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.sliced import pieces_of
 from dpfy.gradients.cuda_graphs import graphs
@@ -91,6 +91,7 @@ class RecordedReports(RecordedStep):
         self.sections, self.end = sections, end
         self.scratch = int(end[0])  # type: ignore[call-overload]
         self.trusted, self.misses = False, 0
+        self.held = nbytes([own for section in sections for own in section.own if own is not None])
 
 
 def own_parts(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | None:

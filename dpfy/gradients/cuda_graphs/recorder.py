@@ -38,6 +38,9 @@ SAME = 2
 MOST_RECORDINGS = 24
 """A few for each batch size: what the user still holds of the last step takes turns with what this one makes."""
 
+ALWAYS, HELD_BYTES = 3, 2**28
+"""More recordings than `ALWAYS` must do with so much memory for the gradients that they keep."""
+
 MOST_MISSES = 3
 MOST_WATCHED = 200
 """A loop whose tensors keep moving is not worth watching for ever."""
@@ -141,10 +144,15 @@ class Recorder:
         """Take up a new recording; the one that was not used for longest makes room."""
         first = recording.sections[0].key
         self._watched.pop(first, None)
-        while len(self._recordings) >= MOST_RECORDINGS:
+        while len(self._recordings) >= MOST_RECORDINGS or self._too_large(recording):
             self._recordings.pop(next(iter(self._recordings)))
         self._recordings[first] = recording
         self.made += 1
+
+    def _too_large(self, another: RecordedReports) -> bool:
+        """Whether the gradients that recordings keep take too much memory with those of another one."""
+        held = another.held + sum(recording.held for recording in self._recordings.values())
+        return len(self._recordings) >= ALWAYS and held > HELD_BYTES
 
     def missed(self, recording: RecordedReports) -> None:
         """A step that began like `recording` went on differently."""
