@@ -17,7 +17,7 @@ KEPT_POSITIONS = 64
 KEPT_WIDTH = 2**19
 """On a CPU, products of more elements are never kept: those of few batches would fit (``contribution.KEEP_ELEMENTS`` in all)."""
 
-KEPT_BYTES = 16
+KEPT_BYTES = 8
 """On a GPU the product of a convolution is kept if its tensors have so many bytes for each of its numbers: to write and read those is
 then faster than to make the product a second time. Recordings hold what is kept, so it should be small against the tensors."""
 
