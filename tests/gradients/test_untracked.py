@@ -18,6 +18,7 @@ from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.tracing.untracked import AGREEING
 
 T, C, V = 5, 4, 11
 
@@ -179,10 +180,10 @@ def test_equals_the_loop_on_a_gpu(kind: type[Base]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_place_of_the_examples_is_measured_once(kind: type[Base], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions that a layer looks up are measured twice: that they have no batch, then where they meet it."""
+def test_the_place_of_the_examples_is_measured_on_three_batches(kind: type[Base], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions that a layer looks up are measured once more: that they have no batch, then where they meet it."""
     model, fast, _, _ = pair(kind)
-    for _ in range(2 if kind is Positions else 1):
+    for _ in range(AGREEING + (kind is Positions)):
         fast.bounded_sum(losses_of(model, torch.randint(0, V, (6, T))), FlatClip(1.0))
     monkeypatch.setattr(fast, "_measure", lambda *given: pytest.fail("measured again"))
     for batch in (6, 3, 9):

@@ -196,7 +196,6 @@ class BookkeepingEngine(Engine):
         sums.tape.unsettled = not all(report.site.known() for report in reports if not report.site.without_batch)
         sources = self._sources(graph)
         sums.untracked = {name for source in sources for name in source.names}
-        self._split = SplitPoints()
         with sums.tape.muted():
             find_split_points(
                 self._split,

@@ -24,6 +24,9 @@ from dpfy.gradients.tracing.tape import BATCH_AXES, BatchAxis, fitting_axes, tel
 Path = tuple[tuple[str, int], ...]
 """How a node is reached from a source: the names of the nodes on the way up, and by which input each was entered."""
 
+AGREEING = 3
+"""Batches that must tell the same before it counts as known."""
+
 SPLIT_ELEMENTS = 2**24
 """How many gradient elements may exist at once while examples are sent down one by one."""
 
@@ -104,7 +107,15 @@ class SplitPoints:
     mixed: set[Path] = field(default_factory=set)
     untold: set[Path] = field(default_factory=set)
     """Paths of which the batch did not tell: their sources are split at the losses, until another batch does."""
-    settled: bool = True
+    told: bool = True
+    """Whether the last batch that was measured told all of it."""
+    batches: int = 0
+    """How many batches told it so far."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough batches agreed: by chance, one may look as if numbers of a parameter belonged to examples."""
+        return self.told and self.batches >= AGREEING
 
     def above(self, graph: AutogradGraph, name: str, source: Any) -> Split | None:
         """The split points above `source` in this graph; None if the graph has a path not seen before."""
@@ -190,7 +201,7 @@ def find_split_points(
     level: dict[Any, list[Path]] = {}
     for name, source in sources:
         level.setdefault(source, []).append(((name, 0),))
-    points.settled = len(weights) > 1
+    points.told, points.untold = len(weights) > 1, set()
     while level:
         above: dict[Any, list[Path]] = {}
         for node, paths in level.items():
@@ -202,19 +213,20 @@ def find_split_points(
             axes, told = [BATCH_AXES[0]], True
             if node is not graph.root:
                 axes, told = _common_axes(plain.get(node, ()), tilted.get(node, ()), weights)
-            points.settled = points.settled and len(axes) <= 1 and told
+            points.told = points.told and told
             for path in paths:
                 _learn(points, path, axes[0] if axes else None, told)
         mixed = {node: [p for p in paths if p in points.mixed] for node, paths in above.items()}
         level = {node: [p for p in paths if p not in points.untold] for node, paths in mixed.items()}
         level = {node: paths for node, paths in level.items() if paths}
+    points.batches += points.told
 
 
 def _learn(points: SplitPoints, path: Path, axis: BatchAxis | None, told: bool) -> None:
-    """A path is separable only if every node ever reached by it was, in the same way."""
+    """A path is separable only if every node ever reached by it was, in the same way, in every batch that told."""
     if not told:
         points.untold.add(path)
-    if axis is not None and path not in points.mixed and points.separable.get(path, axis) is axis:
+    elif axis is not None and path not in points.mixed and points.separable.get(path, axis) is axis:
         points.separable[path] = axis
     else:
         points.separable.pop(path, None)
@@ -228,7 +240,7 @@ def _common_axes(
     pairs = [(a, b) for a, b in zip(plain, tilted, strict=True) if a is not None and b is not None]
     fitting = [fitting_axes(a, b, weights) for a, b in pairs]
     good = [axis for axis in BATCH_AXES if fitting and all(axis in found for found in fitting)]
-    return good, all(any(tells(axis, a, weights) for a, _ in pairs) for axis in good)
+    return good, len(good) <= 1 and all(any(tells(axis, a, weights) for a, _ in pairs) for axis in good)
 
 
 def split_per_example(
