@@ -27,7 +27,7 @@ else:
 STAGE_BYTES = 2**23
 """How much of a layer's input may exist a second time, padded and in another order."""
 
-PARTIAL_BYTES = 3 * 2**22
+PARTIAL_BYTES = 2**23
 """How much memory the partial sums of one weighted sum may take."""
 
 RUN_POSITIONS = 1024
