@@ -56,3 +56,21 @@ def test_homonyms_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", sorted((ROOT / "gradients").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_of_gradients_stay_short(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= MOST_LINES
+
+
+DOCS = ROOT.parent / "docs"
+ROOMS = sorted(p.name for p in (ROOT / "gradients").iterdir() if (p / "__init__.py").exists())
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)
+def test_files_that_the_docs_name_exist(page: Path) -> None:
+    """With folders from the project, dpfy/ or a package of it on; without, wherever they are."""
+    packages = [ROOT.parent, ROOT, *(p for p in ROOT.rglob("*") if (p / "__init__.py").exists())]
+    anywhere = {p.name for folder in ("dpfy", "tests", "benchmarks") for p in (ROOT.parent / folder).rglob("*.py")}
+    named = set(re.findall(r"`([\w/]+\.py)`", page.read_text()))
+    assert {name for name in named if name not in anywhere and not any((folder / name).exists() for folder in packages)} == set()
+
+
+def test_the_path_of_the_data_names_every_room() -> None:
+    text = (DOCS / "path-of-the-data.md").read_text()
+    assert [room for room in ROOMS if f"`{room}/" not in text] == []
