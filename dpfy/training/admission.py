@@ -62,7 +62,9 @@ def check_precision(losses: Tensor) -> None:
     """
     last = losses.grad_fn
     factor = getattr(last, "_saved_other", None) if last is not None and last.name() == "MulBackward0" else None
-    if isinstance(factor, Tensor) and factor.dim() == 0 and not factor.requires_grad and float(factor.abs()) >= SCALED:
+    if not isinstance(factor, Tensor) or factor.dim() or factor.dtype is not torch.float32 or factor.requires_grad:
+        factor = torch.ones(())  # a number of Python's own is held in float64
+    if abs(float(factor)) >= SCALED:
         raise Unsupported(f"losses multiplied by {float(factor):g}, as by a GradScaler,", f"hand them over unscaled; {NARROW}")
     seen, todo = {last}, [last]
     while todo:

@@ -262,12 +262,12 @@ class PrivateTraining:
         """
         pieces = self._awaited()
         pieces.check_losses(losses)
-        if not self._precise:
-            check_precision(losses)
-            self._precise = True
         pieces.waiting, self._losses = False, losses.detach()
         with self._halt.final():
             self._require_sound().end(losses, self.steps_done > 0)
+        if not self._precise:
+            check_precision(losses)
+            self._precise = True
         self._take(self.engine.bounded_sum(losses, self.clip, pieces.mask))
 
     def captured(self, losses_of: LossesOf) -> Callable[..., None]:

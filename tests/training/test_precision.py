@@ -54,6 +54,6 @@ def test_scaled_losses_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
         watched.train(tmp_path, watched.net(), under(dtype, scale=True))
 
 
-def test_losses_weighted_by_the_user_are_not(tmp_path: Path) -> None:
-    weight = torch.tensor(100.0)
+@pytest.mark.parametrize("weight", [torch.tensor(100.0), 2, 1e5, -0.5])
+def test_losses_weighted_by_the_user_are_not(weight: float | Tensor, tmp_path: Path) -> None:
     assert watched.train(tmp_path, watched.net(), lambda m, x, y: watched.plain(m, x, y) * weight).steps_done == 4
