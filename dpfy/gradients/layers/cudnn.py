@@ -30,8 +30,9 @@ WIDEST = 8192
 
 
 def usable(gates: Tensor, weights: Weights) -> bool:
-    """Whether cuDNN can do it; projections do not fit the scheme."""
-    return gates.is_cuda and weights.project is None and gates.shape[-1] <= WIDEST and torch.cudnn_is_acceptable(gates)
+    """Whether cuDNN can do it, and better than the loop would; projections do not fit the scheme."""
+    fits = weights.project is None and len(gates) > 1 and gates.shape[-1] <= WIDEST
+    return gates.is_cuda and fits and torch.cudnn_is_acceptable(gates)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`nn.LSTM`, `nn.GRU` and `nn.RNN`: layer by layer and direction by direction, a product with the inputs of all steps, then a recurrence.
+"""`nn.LSTM`, `nn.GRU`, `nn.RNN`, their cells: for each layer and direction a product with the inputs of all steps, then a recurrence.
 
 The product is that of an ordinary linear layer. The recurrence is one node of the autograd graph; what comes back from it, the gradient
 of the gates at every step, is reported. With the inputs and the states before every step it explains all parameters of the direction:
@@ -11,7 +11,7 @@ in the bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -30,6 +30,9 @@ from dpfy.gradients.layers import cudnn, fused
 from dpfy.gradients.layers.recurrence import Made, Steps, Weights, before_each, gru, lstm, plain
 from dpfy.gradients.layers.rule import Found, View, as_positions, constant, total, wanted
 from dpfy.gradients.tracing.tape import Explain, Site, Tape, Where, reads, report
+
+CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+"""The parameters of a cell."""
 
 _NO_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
@@ -71,6 +74,33 @@ def _run(module: Any, tape: Tape, site: Site, input: Any, hx: Any) -> tuple[Any,
     return how.given_back(x, input, module), ends[0] if len(ends) == 1 else tuple(ends)
 
 
+def run_cell(module: Any, tape: Tape, site: Site, input: Tensor, hx: Any = None) -> Any:
+    """`nn.LSTMCell`, `nn.GRUCell`, `nn.RNNCell`: a layer of one step."""
+    states = hx if isinstance(hx, tuple) else (hx, None)
+    shapes = [tuple(t.shape) == (len(input), module.hidden_size) for t in states if t is not None]
+    if not torch.is_grad_enabled() or input.dim() != 2 or not all(shapes) or not _same(module, input, states):
+        return type(module).forward(module, input, hx)
+    names = [name for name, p in module._parameters.items() if p is not None]
+    _, h, *c = _Direction.of(module, names, False, tape, site).run(input[None], states, _Sequences(1, len(input)))
+    return (h, c[0]) if c else h
+
+
+def _kind(module: Any) -> str:
+    """What torch calls the mode of a layer, of a cell too."""
+    if isinstance(module, nn.RNNCell):
+        return f"RNN_{module.nonlinearity.upper()}"
+    if isinstance(module, nn.RNNCellBase):
+        return "LSTM" if isinstance(module, nn.LSTMCell) else "GRU"
+    return module.mode  # type: ignore[no-any-return]
+
+
+def _same(module: Any, x: Tensor, states: Sequence[Tensor | None]) -> bool:
+    """Whether a product with `x` is possible: its width, and for all the same type and device, where nobody casts them."""
+    all_of = [*states, *module._parameters.values()]
+    same = fused.cast() or all(t.dtype == x.dtype and t.device == x.device for t in all_of if t is not None)
+    return same and x.shape[-1] == module.input_size and x.numel() > 0
+
+
 def _each(states: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """`change` of a state, of a state and a cell, or of nothing."""
     if states is None:
@@ -100,8 +130,7 @@ def _known(module: Any, given: Any, hx: Any) -> bool:
     shapes = [module.get_expected_hidden_size(data, sizes)]
     if len(states) == 2:
         shapes.append(module.get_expected_cell_size(data, sizes))
-    same = fused.cast() or all(t.dtype == data.dtype and t.device == data.device for t in states)
-    return same and all(tuple(t.shape) == tuple(shape) for t, shape in zip(states, shapes, strict=True))
+    return all(tuple(t.shape) == tuple(shape) for t, shape in zip(states, shapes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -161,7 +190,7 @@ class _Direction:
     def of(cls, module: Any, names: list[str], reverse: bool, tape: Tape, site: Site) -> _Direction:
         """With the parameters that the module calls `names`."""
         parameters = {name.rsplit("_l", 1)[0]: module._parameters[name] for name in names}
-        return cls(module.mode, reverse, parameters, tape, site)
+        return cls(_kind(module), reverse, parameters, tape, site)
 
     def run(self, x: Tensor, first: tuple[Tensor | None, Tensor | None], how: _Sequences) -> tuple[Tensor, ...]:
         """Outputs of all steps, the last state, and the last cell of an LSTM, from the `first` state and cell, where there are any."""

@@ -9,7 +9,7 @@ from dpfy.gradients.layers.convolution import run_convolution, run_transposed
 from dpfy.gradients.layers.embedding import fits_bag, fits_embedding, run_bag, run_embedding
 from dpfy.gradients.layers.linear import run_linear, run_transformers_linear
 from dpfy.gradients.layers.normalization import has_scale, run_group_norm, run_instance_norm, run_layer_norm, run_rms_norm
-from dpfy.gradients.layers.recurrent import fits_recurrent, run_recurrent
+from dpfy.gradients.layers.recurrent import CELL, fits_recurrent, run_cell, run_recurrent
 from dpfy.gradients.layers.rule import LayerRule, plain_parameters
 
 LAYERS: dict[type, LayerRule] = {
@@ -32,6 +32,9 @@ LAYERS: dict[type, LayerRule] = {
     nn.LSTM: LayerRule(run_recurrent, fits_recurrent),
     nn.GRU: LayerRule(run_recurrent, fits_recurrent),
     nn.RNN: LayerRule(run_recurrent, fits_recurrent),
+    nn.LSTMCell: LayerRule(run_cell, own=CELL),
+    nn.GRUCell: LayerRule(run_cell, own=CELL),
+    nn.RNNCell: LayerRule(run_cell, own=CELL),
 }
 """Layer type to its rule. A subclass counts only if it runs the very forward of the type in the table."""
 
