@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import DpfyError
 from dpfy.gradients.checker import check_model, probe_mixing
+from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.contributions import routes
 from dpfy.gradients.contributions.contribution import KEEP_ELEMENTS
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.select import choose
 from dpfy.gradients.layers.table import rule_for
+from dpfy.gradients.step_cost import StepCost, step_cost, wavy
 from dpfy.gradients.tracing.structure import tensors_in
 
 
@@ -39,6 +42,9 @@ class Inspection:
     engine: str
     layers: tuple[LayerView, ...]
     problems: tuple[str, ...]
+    per_example: dict[str, str] = field(default_factory=dict)
+    """Parameters whose gradients go through a part of the graph example by example: "vmap" or "loop"."""
+    cost: StepCost | None = None
 
     @property
     def time_ratio(self) -> float:
@@ -58,6 +64,8 @@ class Inspection:
             "expected_time_ratio": round(self.time_ratio, 3),
             "kept_elements": self.kept_elements,
             "problems": list(self.problems),
+            "per_example": dict(self.per_example),
+            "measured": None if self.cost is None else self.cost.as_dict(),
             "layers": [asdict(layer) for layer in self.layers],
         }
 
@@ -78,28 +86,76 @@ class Inspection:
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
         lines.append(f"{self.engine}; expected time against plain training, without noise: {self.time_ratio:.2f}x")
-        return "\n".join(lines + [f"NOT SUPPORTED: {problem}" for problem in self.problems])
+        lines += [self.cost.text()] if self.cost else []
+        lines += [_one_by_one(route, [n for n, how in self.per_example.items() if how == route]) for route in ROUTES]
+        return "\n".join([line for line in lines if line] + [f"NOT SUPPORTED: {problem}" for problem in self.problems])
 
 
-def inspect(model: nn.Module, sample: Tensor | tuple[Tensor, ...], batch: int | None = None) -> Inspection:
+ROUTES = {
+    "vmap": "no rule explains the operations between them and the batch, so that part of the backward pass is vectorised over the "
+    "examples and costs up to the batch times as much; layers of torch, matrix products, convolutions and lookups have rules",
+    "loop": "one backward pass an example through a part that torch cannot vectorise (an autograd.Function of your own, a layer of a "
+    "library); write it with operations of torch, or set generate_vmap_rule on the function",
+}
+"""What a route costs, and how to avoid it."""
+
+
+def _one_by_one(route: str, names: list[str]) -> str:
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"EXAMPLE BY EXAMPLE ({route}): {shown}: {ROUTES[route]}" if names else ""
+
+
+def inspect(model: nn.Module, sample: Tensor | tuple[Tensor, ...], batch: int | None = None, measure: bool = False) -> Inspection:
     """Look at `model` with a public or random `sample` batch: routes, expected costs, problems. Nothing is changed or trained.
 
-    `batch` is the physical batch to plan for, where the sample is smaller than that.
+    `batch` is the physical batch to plan for, where the sample is smaller than that. With `measure` steps are timed on the sample.
 
     Guarantees: what :func:`check_model` or :func:`probe_mixing` would refuse is listed under problems, with its way out.
     """
     inputs = sample if isinstance(sample, tuple) else (sample,)
-    shapes = _shapes(model, inputs)
+    shapes, problems = _shapes(model, inputs), _problems(model, inputs)
+    routes = {} if problems else _per_example(model, inputs, problems)
     views = []
     for path, module in model.named_modules():
         own = list(module.parameters(recurse=False))
         if own:
-            views.append(_view(path or "(model)", module, own, shapes.get(path, []), len(inputs[0]), batch or len(inputs[0])))
+            view = _view(path or "(model)", module, own, shapes.get(path, []), len(inputs[0]), batch or len(inputs[0]))
+            mine = {routes.get(f"{path}.{name}" if path else name, "") for name, _ in module.named_parameters(recurse=False)}
+            views.append(view if problems or view.route != APART else _by_operations(view, mine - {""}, batch or len(inputs[0])))
     try:
         engine = choose(model)[1]
     except DpfyError as error:
         engine = f"no engine: {error}"
-    return Inspection(engine, tuple(views), tuple(_problems(model, inputs)))
+    cost = step_cost(model, inputs) if measure and not problems else None
+    return Inspection(engine, tuple(views), tuple(problems), routes, cost)
+
+
+APART = "taken apart where examples are separate"
+
+
+def _by_operations(view: LayerView, routes: set[str], batch: int) -> LayerView:
+    """The route of a module without a rule of its own, by what the engine did with its parameters."""
+    if routes:
+        return replace(view, route=f"example by example ({min(routes)})")
+    return replace(view, route="by rules of its operations", extra=min(view.extra, view.plain / 3))
+
+
+def _per_example(model: nn.Module, inputs: tuple[Tensor, ...], problems: list[str]) -> dict[str, str]:
+    """What the fast engine really does with the model, on some loss of the sample; what it refuses is added to `problems`."""
+    engine, buffers = BookkeepingEngine(), {name: b.detach().clone() for name, b in model.named_buffers()}
+    engine.attach(model)
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            engine.bounded_sum(wavy(model(*inputs)), FlatClip(1.0))
+        return engine.per_example_parameters
+    except DpfyError as error:
+        problems.append(str(error))
+        return {}
+    finally:
+        engine.detach()
+        with torch.no_grad():
+            for name, b in model.named_buffers():
+                b.copy_(buffers[name])
 
 
 def _problems(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:
@@ -149,7 +205,7 @@ def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[to
     if wanted and rule_for(module) is None:
         # Scales and shifts are rows of a gradient; anything larger may need a pass per example.
         each = 2.0 * positions * matrix.numel()
-        route, extra = "taken apart where examples are separate", each * (1 if matrix.dim() == 1 else batch)
+        route, extra = APART, each * (1 if matrix.dim() == 1 else batch)
     elif wanted:
         found = [_route(module, m, positions, batch) for m in matrices]
         route, extra, memory = found[0][0], sum(extra for _, extra, _ in found), sum(memory for _, _, memory in found)

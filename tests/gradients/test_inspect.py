@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from dpfy.cli.app import main
+from dpfy.core.errors import InvalidInput
 from dpfy.gradients.contributions.contribution import KEEP_ELEMENTS, Direct
 from dpfy.gradients.contributions.convolution import Convolution, Geometry
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.inspect import inspect
+from dpfy.gradients.step_cost import step_cost
 
 
 def test_routes_of_a_small_model() -> None:
@@ -91,3 +94,74 @@ def test_a_wide_head_is_measured_by_gram_matrices_whatever_the_batch() -> None:
     head = nn.Linear(256, 8192, bias=False)
     told = {inspect(head, torch.randn(2, 128, 256), batch).layers[0].route for batch in (2, 16, 4096)}
     assert told == {"gram matrices"}
+
+
+class Doubled(torch.autograd.Function):
+    """A function of a user's own, which torch cannot vectorise."""
+
+    @staticmethod
+    def forward(ctx, x, scale):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, scale = ctx.saved_tensors
+        return grad * scale * (2.0 if float(grad.sum()) > 1e9 else 1.0), (grad * x).sum(0)
+
+
+class Odd(nn.Module):
+    """A bare product, a function of parameters and a function of one's own."""
+
+    def __init__(self, counts: bool = True) -> None:
+        super().__init__()
+        self.first, self.counts = nn.Linear(6, 6), counts
+        self.bare, self.odd, self.own = (nn.Parameter(torch.rand(*shape)) for shape in ((6, 6), (6, 6), (6,)))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.counts
+        return Doubled.apply(torch.tanh(self.first(x) @ self.bare) @ torch.sigmoid(self.odd), self.own)
+
+
+def test_what_goes_example_by_example_is_named_with_its_cost_and_the_way_out() -> None:
+    model = Odd(counts=False)
+    found = inspect(model, torch.randn(4, 6))
+    assert found.per_example == {"odd": "vmap", "own": "loop"}
+    assert found.as_dict()["per_example"] == found.per_example
+    assert {view.path: view.route for view in found.layers}["(model)"] == "example by example (loop)"
+    assert "EXAMPLE BY EXAMPLE (vmap): odd: " in found.table()
+    assert "generate_vmap_rule" in found.table()
+    bilinear = inspect(nn.Sequential(nn.Linear(6, 6), nn.PReLU()), torch.randn(4, 6))
+    assert bilinear.layers[1].route == "by rules of its operations"
+    assert not bilinear.per_example
+
+
+def test_measured_steps_leave_the_model_as_it_was() -> None:
+    model = Odd()
+    before = copy.deepcopy(model.state_dict())
+    cost = step_cost(model, torch.randn(4, 6), rounds=1)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert not any("forward" in vars(m) for m in model.modules())
+    assert cost.time_ratio > 0
+    assert cost.memory_ratio is None or cost.memory_ratio > 0
+    assert "without noise and update" in cost.text()
+    json.dumps(cost.as_dict())
+    with pytest.raises(InvalidInput, match="rounds"):
+        step_cost(model, torch.randn(4, 6), rounds=0)
+    with pytest.raises(InvalidInput, match="model output"):
+        step_cost(nn.Embedding(3, 2).requires_grad_(False), torch.zeros(2, dtype=torch.long), rounds=1)
+
+
+def test_the_verb_measures_and_refuses_batches_that_are_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "--model", "linear", "--shape", "4", "--batch-size", "8", "--measure", "--json"])
+    assert ended.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["measured"]["batch"] == 8
+    assert told["measured"]["time_ratio"] > 0
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "--shape", "1x28x28", "--batch-size", "100000000", "--measure"])
+    assert ended.value.code == 2
+    assert "--batch-size: got 100000000; must be at most" in capsys.readouterr().err

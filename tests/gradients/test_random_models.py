@@ -180,11 +180,11 @@ def convolutions(draw: Draw, t: int, c: int) -> Block:
 
 def norms(draw: Draw, t: int, c: int) -> Block:
     runs: list[tuple[Callable[..., Tensor], nn.Module]] = [
-        (lambda m, x: m.layer(x), nn.LayerNorm(c)),
+        (lambda m, x: m.layer(x), nn.LayerNorm(c, eps=1e-2)),
         (lambda m, x: m.layer(x), nn.RMSNorm(c, eps=1e-3)),
         (lambda m, x: m.layer(x), nn.LayerNorm([t, c])),
-        (lambda m, x: m.layer(x.mT).mT, nn.GroupNorm(2, c)),
-        (lambda m, x: m.layer(x.mT).mT, nn.InstanceNorm1d(c, affine=True)),
+        (lambda m, x: m.layer(x.mT).mT, nn.GroupNorm(2, c, eps=1e-2)),
+        (lambda m, x: m.layer(x.mT).mT, nn.InstanceNorm1d(c, affine=True, eps=1e-2)),
     ]
     run, layer = draw.choice(runs[: 5 if t > 1 else 4])
     return Block(run, layer=layer)
