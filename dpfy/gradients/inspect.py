@@ -197,8 +197,13 @@ def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[to
     wanted = sum(p.numel() for p in own if p.requires_grad)
     matrix = max(own, key=lambda p: p.numel())
     matrices = [matrix]
-    if isinstance(module, nn.RNNBase):  # each direction of each layer has its own; the last states are among the outputs
-        shapes, matrices = shapes[:1], sorted((p for p in own if p.dim() > 1), key=lambda p: -p.numel())
+    if isinstance(
+        module, nn.RNNBase
+    ):  # each direction of each layer has its own; the last states are among the outputs of a call
+        shapes, matrices = (
+            shapes[:: 3 if module.mode == "LSTM" else 2],
+            sorted((p for p in own if p.dim() > 1), key=lambda p: -p.numel()),
+        )
     positions = sum(_positions(module, shape, seen) for shape in shapes)
     plain = sum((3.0 if m.dim() > 1 else 6.0) * positions * m.numel() for m in matrices)
     route, extra, memory = "frozen: no work", 0.0, 0

@@ -393,10 +393,11 @@ def test_what_torch_refuses_is_refused(kind: str) -> None:
 
 
 def test_what_inspection_says() -> None:
-    found = inspect(Around("lstm", lambda inner, h: inner(h)[0]), (torch.randn(B, T, D), torch.empty(0))).layers
+    model = Around("lstm", lambda inner, h: inner(h)[0] + inner(h.flip(1))[0])
+    found = inspect(model, (torch.randn(B, T, D), torch.empty(0))).layers
     view = next(view for view in found if view.kind == "LSTM")
-    assert view.positions == T
-    assert view.plain == 3.0 * T * sum(p.numel() for p in KINDS["lstm"]().parameters() if p.dim() > 1)
+    assert view.positions == 2 * T
+    assert view.plain == 3.0 * 2 * T * sum(p.numel() for p in KINDS["lstm"]().parameters() if p.dim() > 1)
     assert "taken apart" not in view.route
 
 
