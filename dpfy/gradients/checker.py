@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.tracing.structure import mapped, tensors_in
@@ -44,6 +45,11 @@ def check_model(model: nn.Module) -> None:
                 raise Unsupported(f"{where}: scale_grad_by_freq counts over the whole batch", "set scale_grad_by_freq=False")
             if module.max_norm is not None:
                 raise Unsupported(f"{where}: max_norm rewrites the table without noise", "set max_norm=None")
+        if isinstance(module, _SpectralNorm) and module.n_power_iterations > 0:
+            raise Unsupported(
+                f"{where}: a power iteration that changes buffers in training",
+                "set n_power_iterations = 0 on it (its directions then stay as they are), or use weight_norm",
+            )
         for parameter_name, p in module.named_parameters(recurse=False):
             if p.requires_grad and not p.is_floating_point():
                 raise Unsupported(f"{where}.{parameter_name}: parameter type {p.dtype}", "use real floating point parameters")

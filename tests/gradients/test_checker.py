@@ -183,3 +183,13 @@ def test_loss_probe_removes_itself_and_keeps_the_graph() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     losses.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_spectral_norm_is_refused_with_the_way_out_and_exact_by_it() -> None:
+    layer = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 2))
+    with pytest.raises(Unsupported, match="n_power_iterations = 0"):
+        check_model(model)
+    layer.parametrizations.weight[0].n_power_iterations = 0
+    check_model(model)
+    probe_mixing(model, (torch.randn(4, 4),))

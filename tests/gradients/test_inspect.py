@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,9 @@ from dpfy.gradients.contributions.convolution import Convolution, Geometry
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.inspect import inspect
 from dpfy.gradients.step_cost import step_cost
+
+sys.path.insert(0, str(Path(__file__).parent))
+from compared import NoVmap
 
 
 def test_routes_of_a_small_model() -> None:
@@ -96,20 +101,6 @@ def test_a_wide_head_is_measured_by_gram_matrices_whatever_the_batch() -> None:
     assert told == {"gram matrices"}
 
 
-class Doubled(torch.autograd.Function):
-    """A function of a user's own, which torch cannot vectorise."""
-
-    @staticmethod
-    def forward(ctx, x, scale):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, scale)
-        return x * scale
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        x, scale = ctx.saved_tensors
-        return grad * scale * (2.0 if float(grad.sum()) > 1e9 else 1.0), (grad * x).sum(0)
-
-
 class Odd(nn.Module):
     """A bare product, a function of parameters and a function of one's own."""
 
@@ -121,7 +112,7 @@ class Odd(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += self.counts
-        return Doubled.apply(torch.tanh(self.first(x) @ self.bare) @ torch.sigmoid(self.odd), self.own)
+        return NoVmap.apply(torch.tanh(self.first(x) @ self.bare) @ torch.sigmoid(self.odd), self.own)
 
 
 def test_what_goes_example_by_example_is_named_with_its_cost_and_the_way_out() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import random
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,9 @@ from dpfy.gradients.clip import AutomaticClip, Clip, FlatClip, GroupClip, PerLay
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+
+sys.path.insert(0, str(Path(__file__).parent))
+from compared import NoVmap
 
 Draw = random.Random
 VOCABULARY, CLASSES, MOST_DEPTH = 7, 3, 4
@@ -39,22 +44,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(self, x)
-
-
-class NoVmap(torch.autograd.Function):
-    """A user's own function, whose backward looks at values."""
-
-    @staticmethod
-    def forward(ctx, x, scale):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, scale)
-        return x * scale
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        x, scale = ctx.saved_tensors
-        if float(grad.abs().sum()) == 0.0:
-            return torch.zeros_like(x), torch.zeros_like(scale)
-        return grad * scale, (grad * x).flatten(0, -2).sum(0)
 
 
 def normal(*shape: int) -> Tensor:

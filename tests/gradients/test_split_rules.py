@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,9 @@ from dpfy.gradients.contributions.embedding import EmbeddingGradient, RaggedEmbe
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.tracing.tape import BATCH_AXES, tells
+
+sys.path.insert(0, str(Path(__file__).parent))
+from compared import NoVmap
 
 T, C = 4, 6
 Run = Callable[["Use", Tensor], Tensor]
@@ -157,23 +162,9 @@ def test_the_bound_of_a_bag_does_not_depend_on_longer_ones() -> None:
     assert torch.allclose(both[:, 1], plain[:, 0], rtol=1e-12)
 
 
-class OwnFunction(torch.autograd.Function):
-    """Its backward looks at values: torch cannot vectorise it."""
-
-    @staticmethod
-    def forward(ctx, x, scale):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, scale)
-        return x * scale
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        x, scale = ctx.saved_tensors
-        return grad * scale * float(grad.abs().sum() >= 0), (grad * x).flatten(0, -2).sum(0)
-
-
 def test_what_torch_cannot_vectorise_goes_one_by_one() -> None:
     torch.manual_seed(0)
-    use = Use(lambda m, x: OwnFunction.apply(F.linear(x, m.w), m.s), s=torch.rand(C), w=matrix()).double()
+    use = Use(lambda m, x: NoVmap.apply(F.linear(x, m.w), m.s), s=torch.rand(C), w=matrix()).double()
     gap, routes = sums(use, torch.randn(5, T, C, dtype=torch.float64))
     assert gap < 1e-9
     assert routes == {"s": "loop"}

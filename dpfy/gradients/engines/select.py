@@ -28,8 +28,14 @@ def choose(model: nn.Module, name: str = "auto") -> tuple[Engine, str]:
         elif count:
             strange.append(f"{path or 'the model'} ({type(module).__name__})")
     if not covered:
-        return BatchedEngine(), "engine batched: no layer of the model has a faster rule"
+        return (
+            BookkeepingEngine(),
+            "engine bookkeeping: no layer of the model has a rule; by rules of the operations where there are some",
+        )
     if not strange:
         return BookkeepingEngine(), "engine bookkeeping: every layer of the model has a rule"
     shown = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
-    return BookkeepingEngine(), f"engine bookkeeping: rules for {covered} of {own} parameters; the batched route for {shown}"
+    return (
+        BookkeepingEngine(),
+        f"engine bookkeeping: layer rules for {covered} of {own} parameters; by rules of the operations for {shown}",
+    )
