@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -15,8 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from dpfy.core.errors import DpfyError
 from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.contributions.clipped_sum import Scaled
+from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.bounded_sum import BoundedSum
 from dpfy.gradients.engines.loop import LoopEngine
 
 V, D, T = 11, 6, 5
@@ -320,3 +324,28 @@ def test_compiled_model_gives_the_same_answer(backend: str, order: str) -> None:
     fast.detach()
     torch._dynamo.reset()
     assert distance(found, expected) < 1e-9
+
+
+def test_what_was_measured_is_let_go_before_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are joined to others for the sums must not be held beside them."""
+    made: list[weakref.ref[object]] = []
+    alive: list[int] = []
+    add, sums = BoundedSum.add, Scaled.sums
+
+    def noting(self: BoundedSum, name: str, part: object, parts: object) -> None:
+        if isinstance(part, Direct):
+            made.append(weakref.ref(part))
+        add(self, name, part, parts)
+
+    def looking(self: Scaled, *how: object) -> object:
+        alive.append(sum(ref() is not None for ref in made))
+        return sums(self, *how)
+
+    monkeypatch.setattr(BoundedSum, "add", noting)
+    monkeypatch.setattr(Scaled, "sums", looking)
+    model, engine = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)), BookkeepingEngine()
+    engine.attach(model)
+    for _ in range(3):
+        engine.bounded_sum(model(torch.randn(5, 6, 4)).square().mean((1, 2)), FlatClip(1.0))
+    assert made
+    assert alive == [0, 0, 0]

@@ -18,6 +18,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions.buffers import Buffers
+from dpfy.gradients.contributions.clipped_sum import Scaled
 from dpfy.gradients.contributions.contribution import Contribution, Direct
 from dpfy.gradients.cuda_graphs.recorder import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
@@ -119,10 +120,10 @@ class BookkeepingEngine(Engine):
             may = losses.is_cuda and len(losses) and recorder.on and sums.steady
             if may and (total := recorder.bounded_sum(losses, clip, mask)) is not None:
                 return total
-            parts = self._contributions(losses) if len(losses) and sums.params else {}
-            if not parts:
+            scaled = self._scaled(losses, clip, mask) if len(losses) and sums.params else None
+            if scaled is None:
                 return Bounded(zeros(sums.params, clip), clip.bound)
-            return sums.total(sums.weigh(parts, clip, mask), Buffers({}, sparse=True) if self.sparse else None)
+            return sums.total(scaled, Buffers({}, sparse=True) if self.sparse else None)
 
     @property
     def sums(self) -> BoundedSum:
@@ -141,6 +142,11 @@ class BookkeepingEngine(Engine):
     def example_by_example(self) -> frozenset[str]:
         """The names in :attr:`per_example_parameters`."""
         return frozenset(self._routes)
+
+    def _scaled(self, losses: Tensor, clip: Clip, mask: Tensor | None) -> Scaled | None:
+        """Every example's multiplier; None if there is nothing to add up. What was measured and is not needed for the sums is let go."""
+        parts = self._contributions(losses)
+        return self.sums.weigh(parts, clip, mask) if parts else None
 
     def _contributions(self, losses: Tensor) -> Parts:
         """What every parameter receives, use by use."""
