@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 pytest.importorskip("triton")
@@ -13,8 +16,11 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
 
 from dpfy.gradients import kernels
+from dpfy.gradients.clip import FlatClip, PerLayerClip
 from dpfy.gradients.contributions import kept_convolution
 from dpfy.gradients.contributions.convolution import Convolution
+from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.kernels.depthwise import Taps, tap_sums
 from dpfy.gradients.layers.convolution import geometry
@@ -154,3 +160,25 @@ def test_more_images_than_one_dimension_of_a_launch() -> None:
         own = kept_convolution.kept(Convolution(x, g, weight, how), bias=False)[0].grads
         last = kept_convolution.kept(Convolution(x[-3:], g[-3:], weight, how), bias=False)[0].grads
         assert torch.equal(own[-3:], last)
+
+
+def test_a_network_by_the_kernels_equals_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(kernels, "usable", lambda t: t.dtype is torch.float32)
+    wide = [nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 8, 3, padding=1, groups=4), nn.Tanh()]
+    narrow = [nn.Conv2d(8, 3, 1), nn.ConvTranspose2d(3, 2, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 12 * 12, 3)]
+    model = nn.Sequential(*wide, *narrow).to(DEVICE)
+    x, y = torch.randn(3, 2, 6, 6, device=DEVICE), torch.tensor([0, 2, 1], device=DEVICE)
+    oracle = copy.deepcopy(model).double()
+    fast, loop = BookkeepingEngine(), LoopEngine()
+    fast.attach(model)
+    loop.attach(oracle)
+    for clip in (FlatClip(0.3), PerLayerClip(1.0), FlatClip(math.inf)):
+        expected = loop.bounded_sum(F.cross_entropy(oracle(x.double()), y, reduction="none"), clip).value
+        for _ in range(2):
+            found = fast.bounded_sum(F.cross_entropy(model(x), y, reduction="none"), clip).value
+        for name, g in expected.items():
+            gap = 1e-4 if DEVICE == "cpu" else 2e-2  # TF32
+            assert float((found[name].double() - g).norm()) <= gap * (1e-3 + float(g.norm()))
+    fast.detach()
+    loop.detach()
