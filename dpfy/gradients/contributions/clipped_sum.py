@@ -81,9 +81,10 @@ def weigh(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tenso
         rests.append((joined, dict(zip(large, [rest for _, rest in made], strict=True))))
     some = next(n for n in norms if n is not None)
     squared_norms = some if len(norms) == 1 else torch.cat([torch.zeros_like(some) if n is None else n for n in norms])
-    squared_norms = cautious(squared_norms, _narrowest(found, params), any(_convolves(part) for part in found.values()))
-    wide = torch.float64 if any(part.dtype == torch.float64 for part in found.values()) else torch.float32
-    scale = multipliers(clip, squared_norms, mask, wide)
+    dtypes = {part.dtype for part in found.values()}
+    narrowest = _narrowest(dtypes | {params[name].dtype for name in found})
+    squared_norms = cautious(squared_norms, narrowest, any(map(_convolves, found.values())))
+    scale = multipliers(clip, squared_norms, mask, torch.float64 if torch.float64 in dtypes else torch.float32)
     sound = squared_norms.amax() < math.inf  # False for NaN too, in fewer operations than isfinite
     return Scaled(rests, scale, squared_norms, sound, clip, params)
 
@@ -163,6 +164,8 @@ def joins(part: Contribution) -> bool:
 
 def _measure(parts: list[Contribution]) -> list[tuple[Tensor, Contribution]]:
     """``measured()`` of every part, with one launch for all layers of a shape where kernels allow it."""
+    if not any(isinstance(part, Sliced) for part in parts):
+        return _measure_each(parts)
     made = iter(_measure_each([piece for part in parts for piece in pieces_of(part)]))
     found: list[tuple[Tensor, Contribution]] = []
     for part in parts:
@@ -303,15 +306,15 @@ def _blocks(found: dict[str, Contribution], members: list[str]) -> list[_Block]:
 
 def _convolves(part: Contribution) -> bool:
     """Whether the weighted sum of `part` is a convolution of the library's."""
-    if isinstance(part, Shared | Stacked):
-        return any(_convolves(each) for each in part.parts)
+    while isinstance(part, Measured):
+        part = part.rest
+    if isinstance(part, (Shared, Stacked)):
+        return any(map(_convolves, part.parts))
     if isinstance(part, Through):
         return _convolves(part.below.part)
-    inner = part.rest if isinstance(part, Measured) else part.part if isinstance(part, Placed) else None
-    return isinstance(part, Convolution) if inner is None else _convolves(inner)
+    return _convolves(part.part) if isinstance(part, Placed) else isinstance(part, Convolution)
 
 
-def _narrowest(found: dict[str, Contribution], params: Mapping[str, Tensor]) -> torch.dtype:
-    """The least precise dtype in which a contribution is summed or handed out."""
-    dtypes = {part.dtype for part in found.values()} | {params[name].dtype for name in found}
-    return max(dtypes, key=lambda d: torch.finfo(d).eps)
+def _narrowest(dtypes: set[torch.dtype]) -> torch.dtype:
+    """The least precise of the types in which contributions are summed or handed out."""
+    return next(iter(dtypes)) if len(dtypes) == 1 else max(dtypes, key=lambda d: torch.finfo(d).eps)

@@ -218,7 +218,11 @@ def row_squares(t: Tensor) -> Tensor:
 
     Guarantees: squares that underflow are counted as the largest they can be; any that overflows makes its sum infinite.
     """
-    return joined_squares(block_norms(t), t)
+    flat = t if t.dim() == 2 else as_rows(t)
+    if flat.shape[1] > BLOCK or flat.is_cuda:
+        return joined_squares(block_norms(flat), flat)
+    lengths = torch.linalg.vector_norm(flat, dim=1, dtype=sum_dtype(t.dtype)).double()
+    return torch.addcmul(_hidden(flat.shape[1] + 2, t.dtype), lengths, lengths)
 
 
 def block_norms(t: Tensor) -> Tensor:
@@ -236,18 +240,16 @@ def block_norms(t: Tensor) -> Tensor:
 
 def joined_squares(norms: Tensor, like: Tensor) -> Tensor:
     """The second half of :func:`row_squares`, for blocks of rows of the shape and dtype of those of `like`."""
-    wide, width = norms.double(), like.shape[1:].numel()
-    if norms.dim() == 1 and norms.device.type == "cpu":
-        return torch.addcmul(_number((width + 2) * least(like.dtype)), wide, wide)
-    squares = wide.square_()
+    squares, width = norms.double().square_(), like.shape[1:].numel()
     if norms.dim() == 1:
         return squares.add_((width + 2) * least(like.dtype))
     return _added(squares).add_((width + 2 * norms.shape[1]) * least(like.dtype))
 
 
 @cache
-def _number(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
+def _hidden(terms: int, dtype: torch.dtype) -> Tensor:
+    """What so many underflows can hide, as a tensor: a square and its addition are one operation then."""
+    return torch.tensor(terms * least(dtype), dtype=torch.float64)
 
 
 def _added(squares: Tensor) -> Tensor:

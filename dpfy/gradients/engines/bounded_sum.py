@@ -31,6 +31,14 @@ Parts = dict[str, list[Contribution]]
 """By parameter, what its uses contribute."""
 
 
+def _waits(part: Contribution) -> bool:
+    """Whether the norm of `part` is better taken later."""
+    return isinstance(part, _HELD) or joins(part)
+
+
+_HELD = (Direct, Deferred)
+
+
 class BoundedSum:
     """Reports to contributions (:meth:`report`, :meth:`explain`), to multipliers (:meth:`weigh`), to sums (:meth:`sum`).
 
@@ -117,7 +125,7 @@ class BoundedSum:
     def add(self, name: str, contribution: Contribution, parts: Parts) -> None:
         """Norms are taken while the layer's tensors are at hand; what is kept may be much smaller than they are. Not of a
         parameter that may have other uses: their norm would then depend on what was kept, and that on the batch."""
-        if self._used_once(name) and not any(isinstance(q, Direct | Deferred) or joins(q) for q in pieces_of(contribution)):
+        if not isinstance(contribution, Measured) and self._used_once(name) and not any(map(_waits, pieces_of(contribution))):
             contribution = Measured.of(contribution)
         parts.setdefault(name, []).append(contribution)
 
@@ -150,6 +158,8 @@ class BoundedSum:
 
     def total(self, scaled: Scaled, buffers: Buffers | None = None) -> Bounded[Grads]:
         """The bounded sum, of examples without a finite norm nothing."""
+        if not scaled.sound.is_cuda:  # known already
+            return self.sum(scaled if scaled.sound else scaled.cleaned(), buffers=buffers)
         flag = Flag(scaled.sound.device)
         flag.put(scaled.sound)
         flag.mark()
