@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,7 @@ class Scratch:
     def __init__(self, integers: NDArray[Any], radius: NDArray[Any]) -> None:
         real, self.places = radius.dtype, 8 * integers.itemsize - 1
         self.integers, self.radius, self.values = integers.reshape(2, -1), radius, integers.view(real).reshape(2, -1)
+        self.arrays = (*self.integers, radius, *self.values)
         self.bits: memoryview = integers.data.cast("B")
         self.tensors = [torch.from_numpy(a) for a in (radius, *self.values)]
         self.flat = torch.from_numpy(integers.view(real))
@@ -207,9 +209,7 @@ class Scratch:
 
     def squared(self, scale: float) -> NDArray[Any]:
         """What turns binary logarithms of u^2 into squares of radii times `scale`: rounded to more noise, not less."""
-        real = self.radius.dtype.type
-        exact, more = -math.log(2) * scale**2, real(-math.inf)
-        return np.array(np.nextafter(np.nextafter(real(exact), more), more))
+        return _squared(self.radius.dtype, scale)
 
     def _go_on(self, where: NDArray[np.intp]) -> None:
         """Squares of u with 16 more digits, the last of the second word, where there are so few that the tail would show them.
@@ -227,11 +227,11 @@ class Scratch:
         positive, by a last digit: r is longer, never shorter, than the formula's. a is uniform between -pi/2 and pi/2; with t = tan(a)
         and w = 2 r / (1 + t^2), the pair is w - r and t w: one transcendental function in the place of two.
         """
-        (first, second), radius, (w, t) = self.integers, self.radius, self.values
+        first, second, radius, w, t = self.arrays
         r, w_tensor, t_tensor = self.tensors
         np.copyto(w, first, casting="unsafe")  # w is the memory of the first words, t of the second: numbers of the same size
         torch.addcmul(self.smallest, w_tensor, w_tensor, value=self.below_one, out=r)
-        if self.places < 32 and radius.min() < TAIL:
+        if self.places < 32 and np.minimum.reduce(radius) < TAIL:
             self._go_on(np.flatnonzero(radius < TAIL))
         _log2(radius, r)
         np.multiply(radius, self.natural if factor is None else factor, radius)
@@ -244,6 +244,15 @@ class Scratch:
         np.multiply(t, w, t)
         np.subtract(w, radius, w)
         return self.flat
+
+
+@lru_cache(maxsize=64)
+def _squared(real: np.dtype[Any], scale: float) -> NDArray[Any]:
+    """The same at every step of a run."""
+    exact, more = -math.log(2) * scale**2, real.type(-math.inf)
+    found = np.array(np.nextafter(np.nextafter(real.type(exact), more), more))
+    found.setflags(write=False)
+    return found
 
 
 def _log2(array: NDArray[Any], tensor: Tensor) -> None:

@@ -8,6 +8,7 @@ over a public divisor. docs/decisions.md has the proof and what is left.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,8 +23,9 @@ from dpfy.core.errors import Unsupported
 FINENESS = 32
 """Steps in a standard deviation of a step's own noise: at least as many, and less than twice as many."""
 
-APART = 1 << 16
-"""Parts of so many coordinates are worked on where they lie, smaller ones are copied together: the calls cost less than the copies."""
+APART, FEW = 1 << 16, 3
+"""Parts of so many coordinates, and parts of which there are so few, are worked on where they lie; other ones are copied together: the
+calls cost less than the copies."""
 
 LOST = 2.0
 """By how much the mean of a randomly moved sum can be off: in units of the last digit of 1, in steps."""
@@ -111,10 +113,21 @@ def lay_(sums: list[Tensor], noise: Iterable[Tensor], lattice: Lattice, divisor:
             t.copy_(row.view(t.shape))
 
 
-def _constants(like: Tensor, *values: float) -> tuple[Tensor, ...]:
-    """Numbers as tensors of the type and device of `like`: a product and a sum of them are one pass then."""
-    made = torch.from_numpy(np.array(values, np.float64 if like.dtype is torch.float64 else np.float32))
-    return (made if like.device.type == "cpu" else made.to(like.device)).unbind()
+_HELD = threading.local()
+
+
+def _constants(like: Tensor, first: float, second: float) -> tuple[Tensor, ...]:
+    """Two numbers as tensors of the type and device of `like`: a product and a sum of them are one pass then.
+
+    In memory that the next call of the thread overwrites: to make it takes as long as some thousand values.
+    """
+    name = "double" if like.dtype is torch.float64 else "single"
+    if not hasattr(_HELD, name):
+        memory = np.zeros(2, np.float64 if like.dtype is torch.float64 else np.float32)
+        setattr(_HELD, name, (memory, torch.from_numpy(memory), torch.from_numpy(memory).unbind()))
+    memory, tensor, parts = getattr(_HELD, name)
+    memory[0], memory[1] = first, second
+    return parts if like.device.type == "cpu" else tensor.to(like.device).unbind()
 
 
 class _Table:
@@ -165,6 +178,10 @@ class _Group(NamedTuple):
     length: int
     table: int | None = None
 
+    def apart(self) -> list[_Group]:
+        """The parts by themselves."""
+        return [_Group((part,), part.stop - part.begin, self.table) for part in self.parts]
+
 
 @lru_cache(maxsize=256)
 def _groups(sizes: tuple[int, ...], start: int, end: int, tables: tuple[int, ...]) -> tuple[_Group, ...]:
@@ -184,7 +201,7 @@ def _groups(sizes: tuple[int, ...], start: int, end: int, tables: tuple[int, ...
             groups[-1] = _Group((*groups[-1].parts, part), groups[-1].length + length)
         else:
             groups.append(_Group((part,), length, table))
-    return tuple(groups)
+    return tuple(each for group in groups for each in (group.apart() if len(group.parts) <= FEW else [group]))
 
 
 def pieces(
