@@ -174,7 +174,11 @@ def _shapes(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, list[torc
 
     def watch(path: str) -> Any:
         def hook(module: nn.Module, args: object, output: object) -> None:
-            seen.setdefault(path, []).extend(t.shape for t in tensors_in(output))
+            shapes = [t.shape for t in tensors_in(output)]
+            if isinstance(module, nn.MultiheadAttention):  # its weights come second, and it never calls its last projection
+                shapes = shapes[:1]
+                seen.setdefault(f"{path}.out_proj".removeprefix("."), []).extend(shapes)
+            seen.setdefault(path, []).extend(shapes)
 
         return hook
 

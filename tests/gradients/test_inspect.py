@@ -156,3 +156,10 @@ def test_the_verb_measures_and_refuses_batches_that_are_too_large(capsys: pytest
         main(["inspect", "--shape", "1x28x28", "--batch-size", "100000000", "--measure"])
     assert ended.value.code == 2
     assert "--batch-size: got 100000000; must be at most" in capsys.readouterr().err
+
+
+def test_attention_is_shown_with_its_projections() -> None:
+    view = inspect(nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), torch.randn(3, 5, 8))
+    layers = {layer.path: layer for layer in view.layers}
+    assert {layers[name].positions for name in ("self_attn", "self_attn.out_proj", "linear1")} == {5}
+    assert all("apart" not in layer.route and "split" not in layer.route for layer in view.layers)

@@ -42,11 +42,13 @@ def gpt2() -> nn.Module:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=V, n_positions=8, n_embd=16, n_layer=2, n_head=2))
 
 
+def causal(kind: str, **more: Any) -> nn.Module:
+    shape = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**shape, **more))  # type: ignore[no-any-return]
+
+
 def llama() -> nn.Module:
-    config = transformers.LlamaConfig(
-        vocab_size=V, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1
-    )
-    return transformers.LlamaForCausalLM(config)
+    return causal("Llama", num_key_value_heads=1)
 
 
 def vit() -> nn.Module:
@@ -64,16 +66,7 @@ def t5() -> nn.Module:
 
 
 def mistral() -> nn.Module:
-    config = transformers.MistralConfig(
-        vocab_size=V,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=3,
-    )
-    return transformers.MistralForCausalLM(config)
+    return causal("Mistral", num_key_value_heads=2, sliding_window=3)
 
 
 def whisper() -> nn.Module:
