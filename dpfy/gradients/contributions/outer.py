@@ -167,5 +167,5 @@ class Outer:
 
 
 def _positions_first(t: Tensor) -> bool:
-    """Whether [batch, positions, width] lies in memory as [positions, batch, width]."""
-    return t.stride(0) < t.stride(1) and t.transpose(0, 1).is_contiguous()
+    """Whether [batch, positions, width], or some columns of that, lies in memory as [positions, batch, width]."""
+    return t.stride(0) < t.stride(1) == t.stride(0) * t.shape[0] and t.stride(2) == 1

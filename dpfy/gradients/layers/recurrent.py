@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.utils.rnn import PackedSequence
 
-from dpfy.gradients.contributions.contribution import Direct
+from dpfy.gradients.contributions.contribution import Contribution, Direct
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.rounding import self_products
+from dpfy.gradients.contributions.sliced import Sliced
 from dpfy.gradients.engine import no_autocast
 from dpfy.gradients.layers import cudnn, fused
 from dpfy.gradients.layers.recurrence import Made, Steps, Weights, before_each, gru, lstm, plain
@@ -250,26 +251,39 @@ class _Direction:
         return _Gates.apply(flat, self.tape.anchor, where, (how.length, how.order), *told)  # type: ignore[no-any-return, no-untyped-call]
 
     def _explain(self, known: bool) -> Explain:
-        """From the gradients of the gates, inputs, and states before every step (outputs, if these are not `known`) to contributions."""
+        """From the gradients of the gates, inputs, and states before every step (outputs, if these are not `known`) to contributions.
+
+        What a GRU makes of its state for the new values lies inside of its reset gate, so its gradient is theirs times that gate.
+        """
         given, reverse, gru = self.parameters, self.reverse, self.kind == "GRU"
 
         def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
             gates, x, before = (view(t) for t in (g, *saved[:2]))
-            inner = _inside_reset(gates, view(saved[2])) if gru else gates
+            width = before.shape[-1]
+            inner = gates[..., 2 * width :] * view(saved[2]) if gru else gates
             ahead, after = (slice(1, None), slice(None, -1)) if reverse else (slice(None, -1), slice(1, None))
-            late, early = (inner, before) if known else (inner[..., after, :], before[..., ahead, :])
-            steps = slice(None) if known else after
+            early, steps = (before, slice(None)) if known else (before[..., ahead, :], after)
             common = cache(lambda start, stop: self_products(gates[start:stop])) if inner is gates and gates.dim() == 3 else None
             whole, part = (
                 common and (lambda rows, some=some: common(rows.start, rows.stop)[:, some, some]) for some in (slice(None), steps)
             )
-            shift = cache(lambda own: Direct(total(gates if own else inner, 1)))
+            shift = cache(lambda: total(gates, 1))
+
+            def hidden() -> Contribution:
+                if not gru:
+                    return _outer(gates[..., steps, :], early, part)
+                pair, last = (_outer(t[..., steps, :], early) for t in (gates[..., : 2 * width], inner))
+                return Sliced(((0, 2 * width, pair), (2 * width, 3 * width, last)), given["weight_hh"].shape)
+
+            def inside() -> Contribution:
+                return Direct(torch.cat([shift()[:, : 2 * width], total(inner, 1)], 1) if gru else shift())
+
             return wanted(
                 [
                     (given["weight_ih"], lambda: _outer(gates, x, whole)),
-                    (given["weight_hh"], lambda: _outer(late, early, part)),
-                    (given.get("bias_ih"), lambda: shift(True)),
-                    (given.get("bias_hh"), lambda: shift(inner is gates)),
+                    (given["weight_hh"], hidden),
+                    (given.get("bias_ih"), lambda: Direct(shift())),
+                    (given.get("bias_hh"), inside),
                 ]
             )
 
@@ -287,13 +301,6 @@ def _first(like: Tensor, state: Tensor | None) -> Tensor:
 
 def _outer(g: Tensor, a: Tensor, gram: Callable[[slice], Tensor] | None = None) -> Outer:
     return Outer(as_positions(g), as_positions(a).to(g.dtype), gram)
-
-
-def _inside_reset(gates: Tensor, reset: Tensor) -> Tensor:
-    """The gradients of what a GRU makes of its state, from those of what it makes of its input: the new values are within a gate."""
-    inner, width = gates.clone(), reset.shape[-1]
-    inner[..., 2 * width :].mul_(reset)
-    return inner
 
 
 class _Gates(Function):
