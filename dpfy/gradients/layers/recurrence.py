@@ -214,11 +214,8 @@ def before_each(output: Tensor, first: Tensor, reverse: bool) -> Tensor:
 def _gru_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad) -> Back:
     gates, inner, outputs, first, matrix = kept
     batch, width = gates.shape[1], gates.shape[2] // 3
-    r, z, new = gates.split(width, 2)
-    found = gates * (1.0 - gates)
-    found[..., 2 * width :] = (1.0 - z) * (1.0 - new.square())
-    found[..., width : 2 * width].mul_(before_each(outputs, first, steps.reverse).sub_(new))
-    found[..., :width].mul_(found[..., 2 * width :]).mul_(inner)
+    r, z, _ = gates.split(width, 2)
+    found = _gru_slopes(gates, inner, before_each(outputs, first, steps.reverse))
     slopes = found.view(*found.shape[:2], 3, width).unbind(0)
     each, grads = found.unbind(0), None if output is None else output.unbind(0)
     resets, updates, inward = r.unbind(0), z.unbind(0), gates.new_empty(batch, 3 * width)
@@ -233,6 +230,19 @@ def _gru_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad) -> Back:
         if n < batch:
             each[t][n:] = 0.0
     return Back(found, dh)
+
+
+def _gru_slopes(gates: Tensor, inner: Tensor, before: Tensor) -> Tensor:
+    """What multiplies the gradient of the output to give that of each gate."""
+    found = torch.empty_like(gates)
+    for part in _cached(gates):
+        (_, z, new), (sr, sz, sn) = gates[part].chunk(3, 2), found[part].chunk(3, 2)
+        _slope(gates[part], found[part])
+        torch.mul(new, new, out=sn).neg_().add_(1.0)
+        sn.addcmul_(sn, z, value=-1.0)
+        sz.mul_(before[part] - new)
+        sr.mul_(sn).mul_(inner[part])
+    return found
 
 
 def plain(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, positive: bool) -> Made:
