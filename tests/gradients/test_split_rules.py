@@ -178,6 +178,20 @@ def test_one_example_alone_tells_nothing() -> None:
     assert tells(BATCH_AXES[0], torch.tensor([[1.0], [3.0], [2.0]]), weights)
 
 
+def test_a_bad_example_in_the_first_batch_does_not_hide_where_the_examples_lie() -> None:
+    """As many positions as examples, positions first: every position has a NaN of the bad example, and was taken for one."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(C, C), nn.Tanh(), nn.Linear(C, 1)).double(), torch.randn(5, 5, C, dtype=torch.float64)
+    bad = torch.tensor([1.0, 1.0, math.nan, 1.0, 1.0], dtype=torch.float64)
+    fast, slow, keep = BookkeepingEngine(), LoopEngine(), torch.arange(5) != 2
+    slow.attach(twin := copy.deepcopy(model))
+    right = slow.bounded_sum(twin(x[:, keep]).squeeze(2).sum(0), FlatClip(0.3)).value
+    fast.attach(model)
+    found = fast.bounded_sum(model(x).squeeze(2).sum(0) * bad, FlatClip(0.3)).value
+    fast.detach()
+    assert all(torch.allclose(found[k], right[k], rtol=1e-9) for k in right)
+
+
 @pytest.mark.parametrize("behind", [0.0, 1.0])
 def test_parameters_behind_a_gate_at_zero(behind: float) -> None:
     """Their first gradients are zero, and their rows are as many as the examples."""

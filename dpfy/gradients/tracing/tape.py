@@ -283,12 +283,14 @@ def fitting_axes(plain: Tensor, tilted: Tensor, weights: Tensor) -> list[BatchAx
 def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
     if plain.is_complex():
         plain, tilted = (torch.view_as_real(t.resolve_conj()) for t in (plain, tilted))
-    rows = plain.reshape(len(plain), -1).double()
-    gap = (tilted.reshape(len(tilted), -1).double() - weights.double()[:, None] * rows).norm(dim=1)
+    rows, other = (t.reshape(len(t), -1).double() for t in (plain, tilted))
+    told = rows.isfinite() & other.isfinite()  # of one bad example only its own numbers are left out, wherever they lie
+    rows, other = rows.where(told, 0.0), other.where(told, 0.0)
+    gap = (other - weights.double()[:, None] * rows).norm(dim=1)
     # Set against the row itself: beside one long row two short ones could change places, and nobody would see it.
-    size = weights.double() * rows.norm(dim=1).nan_to_num(nan=0.0, posinf=0.0)
+    size = weights.double() * rows.norm(dim=1)
     tolerance = min(PROBE_UNITS.get(plain.device.type, 2**12) * torch.finfo(plain.dtype).eps, 0.01)
-    return not bool((gap.nan_to_num(nan=0.0, posinf=0.0) > tolerance * size).any())
+    return not bool((gap > tolerance * size).any())
 
 
 def _as_it_is(t: Tensor) -> Tensor:
