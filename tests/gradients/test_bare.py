@@ -314,13 +314,37 @@ def test_under_autocast_and_in_bfloat16() -> None:
         assert float((results[0] - results[1]).norm()) < 0.03 * float(results[0].norm())
 
 
-def test_a_compiled_model() -> None:
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5))
+
+
+class CompiledPart(Own):
+    """A compiled function that is handed a parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.compile(rms, backend="eager")(x, self.p)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("kind", "whole"), [(OwnRms, True), (Positions, True), (CompiledPart, False)])
+def test_compiled(kind: type[nn.Module], whole: bool) -> None:
     torch.manual_seed(0)
-    model, x = Net(OwnRms()).double(), torch.randn(3, 5, 3).double()
+    model, x = Net(kind()).double(), torch.randn(3, 5, 3).double()
     expected = sums(LoopEngine(), copy.deepcopy(model), x)
-    engine, compiled = BookkeepingEngine(), torch.compile(model, backend="eager")
+    engine = BookkeepingEngine()
     engine.attach(model)
-    for _ in range(2):
-        found = engine.bounded_sum(compiled(x), FlatClip(0.2)).value
+    run = torch.compile(model, backend="eager") if whole else model
+    for _ in range(4):
+        found = engine.bounded_sum(run(x), FlatClip(0.2)).value
     engine.detach()
     assert all(torch.allclose(found[k], expected[k], atol=1e-12) for k in expected)
+
+
+def test_another_parameter_in_the_place_of_one_is_not_taken_for_it() -> None:
+    model, x = Net(OwnRms()).double(), torch.randn(3, 5, 3).double()
+    engine = BookkeepingEngine()
+    engine.attach(model)
+    engine.bounded_sum(model(x), FlatClip(0.2))
+    model.middle.weight = nn.Parameter(torch.rand(W).double())
+    with pytest.raises(Exception):  # noqa: B017 as for any layer: the engine must be attached anew
+        engine.bounded_sum(model(x), FlatClip(0.2))
+    engine.detach()

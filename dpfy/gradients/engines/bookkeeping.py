@@ -24,7 +24,7 @@ from dpfy.gradients.cuda_graphs.recorder import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
 from dpfy.gradients.engines.loop import alone_where_needed, attached, forget
-from dpfy.gradients.layers.bare import BARE, bare_rule
+from dpfy.gradients.layers.bare import BARE, bare_rule, without_alias
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.tracing.arrival import Source, arrivals
@@ -56,7 +56,7 @@ def _with_aliases(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 @_disable_dynamo
 def _outside(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Outside of a compiled model's graphs: traced, a tap would be bound to the wrong layer or lose its report."""
-    return _tapped(module, *args, **kwargs)
+    return without_alias(_tapped(module, *args, **kwargs))
 
 
 class BookkeepingEngine(Engine):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_map_only
 
 from dpfy.gradients.contributions.contribution import Direct
@@ -87,8 +88,7 @@ class Alias(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = None if kwargs or not torch.is_grad_enabled() else RULES.get(func)
-        found = None if rule is None else rule(*args)
-        if found is not None:
+        if rule is not None and (found := _noted(rule, args)) is not None:
             return found
         made = func(*tree_map_only(Alias, _plain, args), **tree_map_only(Alias, _plain, kwargs or {}))
         if args and isinstance(args[0], Alias) and made is _plain(args[0]):
@@ -96,10 +96,21 @@ class Alias(Tensor):
         return made
 
 
+@_disable_dynamo
+def _noted(rule: Callable[..., Tensor | None], args: Any) -> Tensor | None:
+    """Outside of compiled graphs: what a tape is told is not part of them."""
+    return rule(*args)
+
+
 class Bare(Alias):
     """An alias of a parameter."""
 
     _is_param = True
+
+
+def without_alias(made: Any) -> Any:
+    """What `made` stands for: a compiled graph is not to meet an alias."""
+    return _plain(made) if isinstance(made, Alias) else made
 
 
 def _plain(alias: Alias) -> Tensor:
@@ -177,8 +188,7 @@ def run_bare(module: nn.Module, tape: Tape, site: Site, *args: Any, **kwargs: An
         return forward(module, *args, **kwargs)
     own = module._parameters
     before = {name: p for name, p in own.items() if isinstance(p, nn.Parameter) and p.requires_grad and not isinstance(p, Bare)}
-    origins = {name: site.origins.get(name) or _bare_origin(f"{site.name}.{name}", p, tape) for name, p in before.items()}
-    site.origins.update(origins)
+    origins = {name: _bare_origin(site, name, p, tape) for name, p in before.items()}
     aliases: dict[str, Any] = {name: _alias(Bare, p, origins[name], None) for name, p in before.items()}
     for origin in origins.values():
         origin.hooks = fused.hooks()
@@ -191,8 +201,12 @@ def run_bare(module: nn.Module, tape: Tape, site: Site, *args: Any, **kwargs: An
             origin.hooks = IDLE
 
 
-def _bare_origin(name: str, p: nn.Parameter, tape: Tape) -> _Origin:
-    return _Origin(name, p, tape, p.shape, lambda each, _: [(p, Direct(each))])
+def _bare_origin(site: Site, name: str, p: nn.Parameter, tape: Tape) -> _Origin:
+    """What is known of the parameter; nothing if another one has taken its place."""
+    known: _Origin | None = site.origins.get(name)
+    if known is None or known.parameter is not p:
+        known = site.origins[name] = _Origin(f"{site.name}.{name}", p, tape, p.shape, lambda each, _: [(p, Direct(each))])
+    return known
 
 
 BARE = LayerRule(run_bare)
