@@ -161,6 +161,37 @@ class Kept(Own):
         return x * 2
 
 
+class OwnLayerNorm(nn.Module):
+    """LayerNorm called as a function, with or without a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(W)), nn.Parameter(torch.rand(W))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(F.layer_norm(x, (W,), self.weight), (W,), self.weight, self.bias, 1e-5)
+
+
+class OwnLinear(nn.Module):
+    """A linear layer with a low-rank part beside a frozen weight, all called as functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(W, W), requires_grad=False), nn.Parameter(torch.randn(W))
+        self.down, self.up = nn.Parameter(torch.randn(2, W)), nn.Parameter(torch.randn(W, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, bias=self.bias) + F.linear(F.linear(x, self.down), self.up)
+
+
+class OwnOtherwise(OwnLinear):
+    """Weights that are not the parameters themselves, and inputs that are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = F.linear(self.up, self.down.t()) + F.linear(self.up, self.up).sum()
+        return F.linear(x, made, self.bias * 2) + F.layer_norm(x, (W,), self.bias.exp(), self.bias)
+
+
 class Positions(nn.Module):
     """Rows of a table, looked up once for all examples."""
 
@@ -231,8 +262,8 @@ def sums(engine: Any, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return found
 
 
-STEADY = [Positions, LookedUpAgain, OwnRms, Shift, Scalar, Column, Token, Twice, Around, Recursive]
-OTHERS = [Scaled, Written, Otherwise, LookedUpBefore, Squared, WithoutBatch, Chosen, ByFunction, Inside, Kept]
+STEADY = [OwnLayerNorm, OwnLinear, Positions, LookedUpAgain, OwnRms, Shift, Scalar, Column, Token, Twice, Around, Recursive]
+OTHERS = [OwnOtherwise, Scaled, Written, Otherwise, LookedUpBefore, Squared, WithoutBatch, Chosen, ByFunction, Inside, Kept]
 
 
 @pytest.mark.parametrize("batch", [2, 5])

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_map_only
 
 from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.layers import fused
+from dpfy.gradients.layers.linear import run_linear
+from dpfy.gradients.layers.normalization import run_layer_norm
 from dpfy.gradients.layers.rule import Found, LayerRule, View
 from dpfy.gradients.tracing.tape import Site, Tape
 
@@ -87,8 +91,8 @@ class Alias(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule = None if kwargs or not torch.is_grad_enabled() else RULES.get(func)
-        if rule is not None and (found := _noted(rule, args)) is not None:
+        rule = None if (kwargs and func not in LAYERS) or not torch.is_grad_enabled() else RULES.get(func)
+        if rule is not None and (found := _noted(rule, args, kwargs or {})) is not None:
             return found
         made = func(*tree_map_only(Alias, _plain, args), **tree_map_only(Alias, _plain, kwargs or {}))
         if args and isinstance(args[0], Alias) and made is _plain(args[0]):
@@ -97,9 +101,9 @@ class Alias(Tensor):
 
 
 @_disable_dynamo
-def _noted(rule: Callable[..., Tensor | None], args: Any) -> Tensor | None:
+def _noted(rule: Callable[..., Tensor | None], args: Any, kwargs: Any) -> Tensor | None:
     """Outside of compiled graphs: what a tape is told is not part of them."""
-    return rule(*args)
+    return rule(*args, **kwargs)
 
 
 class Bare(Alias):
@@ -173,7 +177,39 @@ def _expanded(alias: Any, *sizes: Any) -> Tensor | None:
     return None if origin is None or site is None else origin.shifted(spread, site)
 
 
-RULES: dict[Any, Callable[..., Tensor | None]] = {
+def _layer(run: Callable[..., Tensor], x: object, own: dict[str, Any], **facts: Any) -> Tensor | None:
+    """A layer called as a function, by the rule of the layer. Its parameters are aliases of this module's, frozen, or not there."""
+    origins = [_origin(p) for p in own.values() if isinstance(p, Bare)]
+    frozen = [p for p in own.values() if p is not None and not isinstance(p, Bare)]
+    if not isinstance(x, Tensor) or isinstance(x, Alias) or x.dim() < 2 or any(p.requires_grad for p in frozen):
+        return None
+    known = [origin for origin in origins if origin is not None and origin.hooks == fused.hooks()]
+    if not known or len(known) < len(origins):
+        return None
+    first, kind = known[0], f"{run.__name__} of {', '.join(origin.name for origin in known)}"
+    if (kind, x.dim()) not in first.sites:
+        first.sites[kind, x.dim()] = Site(kind, tuple(origin.parameter for origin in known))
+    site = first.sites[kind, x.dim()]
+    if site.without_batch_before():
+        return None
+    parameters = {name: _plain(p) if isinstance(p, Bare) else p for name, p in own.items()}
+    return run(SimpleNamespace(_parameters=parameters, **facts), first.tape, site, x)
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
+    return _layer(run_linear, x, {"weight": weight, "bias": bias}) if weight.dim() == 2 else None
+
+
+def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor | None:
+    if weight is None or x.dim() <= len(shape):
+        return None
+    return _layer(run_layer_norm, x, {"weight": weight, "bias": bias}, normalized_shape=tuple(shape), eps=eps)
+
+
+LAYERS: dict[Any, Callable[..., Tensor | None]] = {F.linear: _linear, F.layer_norm: _layer_norm}
+"""Layers that are called as functions with a module's own parameters."""
+
+RULES: dict[Any, Callable[..., Tensor | None]] = LAYERS | {
     **dict.fromkeys((torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.multiply), _multiplied),
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _added),
     Tensor.expand: _expanded,
