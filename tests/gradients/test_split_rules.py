@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from dpfy.core.errors import Unsupported
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.contributions import outer, placed
 from dpfy.gradients.contributions.embedding import EmbeddingGradient, RaggedEmbeddingGradient
@@ -190,6 +191,17 @@ def test_a_bad_example_in_the_first_batch_does_not_hide_where_the_examples_lie()
     found = fast.bounded_sum(model(x).squeeze(2).sum(0) * bad, FlatClip(0.3)).value
     fast.detach()
     assert all(torch.allclose(found[k], right[k], rtol=1e-9) for k in right)
+
+
+def test_a_bad_example_in_the_first_batch_silences_nobody() -> None:
+    """A table of as many positions as there are examples: the NaN of one is in all of its rows, which were taken for examples'."""
+    use = Use(lambda m, x: x + m.table(torch.arange(T)), table=nn.Embedding(T, C)).double()
+    engine = BookkeepingEngine()
+    engine.attach(use)
+    losses = use(torch.randn(T, T, C, dtype=torch.float64)) * torch.tensor([1.0, math.nan, 1.0, 1.0], dtype=torch.float64)
+    with pytest.raises(Unsupported, match="finite"):
+        engine.bounded_sum(losses, FlatClip(1.0))
+    engine.detach()
 
 
 @pytest.mark.parametrize("behind", [0.0, 1.0])

@@ -29,7 +29,7 @@ from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.tracing.arrival import Source, arrivals
 from dpfy.gradients.tracing.single_example import SingleExample
-from dpfy.gradients.tracing.tape import Report, Site, Tape, infer_axis, probe_weights
+from dpfy.gradients.tracing.tape import Report, Site, Tape, infer_axis, probe_weights, spoilt
 from dpfy.gradients.tracing.untracked import AutogradGraph, Split, SplitPoints, find_split_points
 
 _SITES: weakref.WeakKeyDictionary[nn.Module, tuple[LayerRule, Tape, Site]] = weakref.WeakKeyDictionary()
@@ -77,6 +77,7 @@ class BookkeepingEngine(Engine):
         self._without_batch = False  # whether some site has no batch axis
         self._routes: dict[str, str] = {}
         self._suspects: set[str] = set()
+        self._received: dict[str, int] = {}
         self._split = SplitPoints()
 
     def attach(self, model: nn.Module) -> None:
@@ -165,7 +166,7 @@ class BookkeepingEngine(Engine):
         finally:
             for handle in handles:
                 handle.remove()
-        self._routes, self._suspects = inbox.routes, inbox.suspects
+        self._routes, self._suspects, self._received = inbox.routes, inbox.suspects, inbox.received
         self._isolate(losses, parts, sound)
         forget(self._single)
         if self._single is not None and not sums.tape.unsettled and not sums.untracked:
@@ -217,6 +218,9 @@ class BookkeepingEngine(Engine):
         if not first.site.without_batch and not infer_axis(first.site, first.grad, second.grad, weights):
             # For good: what lies above it is measured with the untracked uses.
             self._without_batch = first.site.settled = first.site.without_batch = True
+        elif not first.site.settled and len(weights) > 1 and spoilt(first.site, first.grad, len(weights)):
+            what = f"{first.site.name}: a non-finite gradient before it is known where the examples lie"
+            raise Unsupported(what, "keep the losses of the first batch finite")
 
     def _isolate(self, losses: Tensor, parts: Parts, sound: bool) -> None:
         """Below a split one bad example may have spoilt others: run the suspects alone. Layers with rows never have that trouble."""
@@ -224,9 +228,11 @@ class BookkeepingEngine(Engine):
             own = [part for part in parts[name] if isinstance(part, Direct)]
             if not own or bool(torch.stack([part.grads.isfinite().all() for part in own]).all()):
                 continue
-            if sound or len(own) != len(parts[name]) or self._without_batch:
+            # The example alone gives all that autograd finds for the parameter, and nothing of what layers report.
+            if sound or self._received[name] != len(parts[name]) or self._without_batch:
                 raise Unsupported(f"{name}: a non-finite gradient outside of a supported layer", "keep the losses finite")
-            total = [sum((part.grads for part in own[1:]), start=own[0].grads)]
+            each = [part.per_example(slice(0, len(losses))) for part in parts[name]]
+            total = [sum(each[1:], start=each[0])]
             with self.sums.tape.muted():
                 fixed = alone_where_needed(self._single, losses, slice(0, len(losses)), [self.sums.params[name]], total)
             parts[name] = [Direct(fixed[0])]
@@ -238,11 +244,13 @@ class _Inbox:
     def __init__(self, sums: BoundedSum, parts: Parts) -> None:
         self.sums, self.parts = sums, parts
         self.suspects: set[str] = set()
+        self.received: dict[str, int] = {}
         self.routes: dict[str, str] = {}
 
     def receive(self, name: str, part: Contribution, separate: bool) -> None:
         """Where one bad example may have spoilt others, all parts of the parameter are suspect."""
         self.sums.add(name, part, self.parts)
+        self.received[name] = self.received.get(name, 0) + 1
         if not separate:
             self.suspects.add(name)
 

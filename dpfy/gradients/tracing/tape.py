@@ -273,6 +273,12 @@ def tells(axis: BatchAxis, plain: Tensor, weights: Tensor) -> bool:
     return len(weights[rows.nan_to_num(0.0, 0.0, 0.0).any(1)].unique()) > 1
 
 
+def spoilt(site: Site, grad: Tensor, batch: int) -> bool:
+    """Whether every example would have a gradient that is not finite, if the batch lay where it is guessed to lie."""
+    rows = grad if site.axis is None else site.axis.rows_first(grad, batch)
+    return not bool(rows.reshape(len(rows), -1).isfinite().all(1).any())
+
+
 def fitting_axes(plain: Tensor, tilted: Tensor, weights: Tensor) -> list[BatchAxis]:
     """The axes along which every row of `tilted` is the row of `plain` times the weight of its example."""
     batch = len(weights)
