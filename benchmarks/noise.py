@@ -104,7 +104,7 @@ def passes(name: str) -> int:
 
 
 def seconds(stage: Stage, step: int, device: str) -> float:
-    """Of the device, which is kept busy until the host has asked for everything, as it is in training; on a CPU, CPU seconds of the call."""
+    """Of the device, which is kept busy until the host has asked for everything, as it is in training; on a CPU, CPU seconds."""
     if device != "cuda":
         start = time.process_time()
         stage(step)
