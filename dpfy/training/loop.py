@@ -73,22 +73,19 @@ class PrivateTraining:
         check_model(model)
         guard.check_state(model)
         self.model, self.optimizer, self.plan = model, optimizer, plan
-        self.runtime = runtime or Runtime()
-        self.rule = update or Update()
+        self.runtime, self.rule = runtime or Runtime(), update or Update()
         self.run = run if isinstance(run, Run | RunFolder) else Run(run if run is not None else fresh_path())
         fresh = isinstance(self.run, Run) and not self.run.resume
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
         check_records(plan.recipe, train.rows_each if isinstance(train, Records) else 1, rows_of(train))
         self.engine, self.engine_reason = choose(model, self.runtime.engine)
         self.engine.sparse = True
-        self._factors = self.rule.factors(plan.recipe.steps)
-        self._train = train
+        self._train, self._factors = train, self.rule.factors(plan.recipe.steps)
         self._state = TrainState(0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {})
         self._halt = Halt()
         self._journal: Journal | None = None
         self._losses: Tensor | None = None
         self._asked: object = None
-        self._precise = False
         self._pieces: LogicalBatch | None = None
         self.watch: Watch | None = None
 
@@ -262,12 +259,11 @@ class PrivateTraining:
         """
         pieces = self._awaited()
         pieces.check_losses(losses)
-        pieces.waiting, self._losses = False, losses.detach()
+        pieces.waiting, first, self._losses = False, self._losses is None, losses.detach()
         with self._halt.final():
             self._require_sound().end(losses, self.steps_done > 0)
-        if not self._precise:
-            check_precision(losses)
-            self._precise = True
+            if first:
+                check_precision(losses)
         self._take(self.engine.bounded_sum(losses, self.clip, pieces.mask))
 
     def captured(self, losses_of: LossesOf) -> Callable[..., None]:

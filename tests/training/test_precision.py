@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpfy.core.errors import Unsupported
+import dpfy
+from dpfy.core.errors import DpfyError, Unsupported
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import watched
@@ -57,3 +58,23 @@ def test_scaled_losses_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("weight", [torch.tensor(100.0), 2, 1e5, -0.5])
 def test_losses_weighted_by_the_user_are_not(weight: float | Tensor, tmp_path: Path) -> None:
     assert watched.train(tmp_path, watched.net(), lambda m, x, y: watched.plain(m, x, y) * weight).steps_done == 4
+
+
+def test_a_refusal_that_is_caught_is_not_forgotten(tmp_path: Path) -> None:
+    """Nothing is released with losses that nobody looked at."""
+    model, plan = watched.net(), dpfy.dpsgd(watched.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3)
+    sgd, losses, refused = torch.optim.SGD(model.parameters(), lr=0.1), under(torch.float16), []
+    training = dpfy.PrivateTraining(model, sgd, watched.vectors(), plan, dpfy.Run(tmp_path / "run", seed=1))
+
+    def body() -> None:
+        with training:
+            for x, y in training.batches():
+                try:
+                    training.step(losses(model, x, y))
+                except Unsupported as refusal:
+                    refused.append(str(refusal))
+
+    with pytest.raises(DpfyError):
+        body()
+    assert len(refused) == 1
+    assert training.steps_done == 0
