@@ -30,6 +30,19 @@ def distance(a: Grads, b: Grads) -> float:
     return gap / max(math.sqrt(sum(float(b[k].square().sum()) for k in b)), 1e-300)
 
 
+class Holding(nn.Module):
+    """A function of an input, and the modules and bare parameters that it runs with."""
+
+    def __init__(self, run: Callable[..., Tensor], **held: nn.Module | Tensor) -> None:
+        super().__init__()
+        self.run = run
+        for name, value in held.items():
+            if isinstance(value, nn.Module):
+                self.add_module(name, value)
+            else:
+                self.register_parameter(name, nn.Parameter(value))
+
+
 class NoVmap(torch.autograd.Function):
     """A product by a function of the user's own, whose backward looks at values: torch cannot vectorise it."""
 

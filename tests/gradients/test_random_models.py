@@ -24,23 +24,14 @@ from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 
 sys.path.insert(0, str(Path(__file__).parent))
-from compared import NoVmap
+from compared import Holding, NoVmap
 
 Draw = random.Random
 VOCABULARY, CLASSES, MOST_DEPTH = 7, 3, 4
 
 
-class Block(nn.Module):
+class Block(Holding):
     """[batch, positions, width] to [batch, positions, width], by `run` of modules and bare parameters."""
-
-    def __init__(self, run: Callable[..., Tensor], **held: nn.Module | Tensor) -> None:
-        super().__init__()
-        self.run = run
-        for name, value in held.items():
-            if isinstance(value, nn.Module):
-                self.add_module(name, value)
-            else:
-                self.register_parameter(name, nn.Parameter(value))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(self, x)

@@ -23,23 +23,14 @@ from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.tracing.tape import BATCH_AXES, tells
 
 sys.path.insert(0, str(Path(__file__).parent))
-from compared import NoVmap
+from compared import Holding, NoVmap
 
 T, C = 4, 6
 Run = Callable[["Use", Tensor], Tensor]
 
 
-class Use(nn.Module):
+class Use(Holding):
     """[batch, T, C] to one loss an example, by `run` with what it holds."""
-
-    def __init__(self, run: Run, **held: nn.Module | Tensor) -> None:
-        super().__init__()
-        self.run = run
-        for name, value in held.items():
-            if isinstance(value, nn.Module):
-                self.add_module(name, value)
-            else:
-                self.register_parameter(name, nn.Parameter(value))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.run(self, x)).flatten(1).square().sum(1)

@@ -24,8 +24,8 @@ from dpfy.gradients.contributions.rounding import Estimate, row_squares
 
 
 @dataclass(frozen=True)
-class Stacked:
-    """Contributions to the blocks of a stack, one for every entry of its first dimension. They touch nothing in common."""
+class Several:
+    """Contributions of the same examples in the same type."""
 
     parts: Sequence[Contribution]
 
@@ -34,12 +34,17 @@ class Stacked:
         return self.parts[0].batch
 
     @property
-    def width(self) -> int:
-        return sum(part.width for part in self.parts)
-
-    @property
     def dtype(self) -> torch.dtype:
         return self.parts[0].dtype
+
+
+@dataclass(frozen=True)
+class Stacked(Several):
+    """Contributions to the blocks of a stack, one for every entry of its first dimension. They touch nothing in common."""
+
+    @property
+    def width(self) -> int:
+        return sum(part.width for part in self.parts)
 
     def measured(self) -> tuple[Tensor, Contribution]:
         norms, rests = zip(*[part.measured() for part in self.parts], strict=True)

@@ -13,7 +13,7 @@ from dpfy.gradients.contributions.contribution import Contribution, Deferred, Di
 from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.contributions.embedding import EmbeddingGradient, RaggedEmbeddingGradient
 from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.placed import Placed, RowScaled, Stacked, apart
+from dpfy.gradients.contributions.placed import Placed, RowScaled, Several, Stacked, apart
 from dpfy.gradients.contributions.rounding import Estimate, row_squares
 
 
@@ -59,22 +59,12 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Shared:
+class Shared(Several):
     """Several uses of one parameter. The cross terms are exact."""
-
-    parts: Sequence[Contribution]
-
-    @property
-    def batch(self) -> int:
-        return self.parts[0].batch
 
     @property
     def width(self) -> int:
         return self.parts[0].width
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.parts[0].dtype
 
     def measured(self) -> tuple[Tensor, Contribution]:
         merged = merge(self.parts)
