@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "runs": {"core", "report"},
     "queries": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
     "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs"},
+    "integrations": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "statistics", "queries"},
     "studies": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "statistics", "queries"},
     "cli": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "studies", "statistics", "queries"},
 }
