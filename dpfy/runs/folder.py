@@ -32,6 +32,8 @@ from dpfy.runs.mark import HIDDEN, Mark, refuse_planted
 CARD = card.NAME
 LEDGER = "ledger.jsonl"
 BOUND = "bound.json"
+ABOUT = ("model", "data", "author")
+UNSAID = "not stated"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Place:
     `seed` fixes all randomness for tests: such a run protects nothing, and its card says so. `config` is the configuration as text, in
     the form to publish and in full (kept with the secrets until the run ends, so that it can be resumed without repeating it).
     `public_data` names the public data that shapes the result, one ``{"data": ..., "used_for": ..., "provenance": ...}`` each.
+    `about` says for the card, in words that may be published, which `data` it is, who is the `author` and what the `model` is called.
     """
 
     path: Path | str
@@ -51,10 +54,14 @@ class Place:
     seed: int | None = None
     config: tuple[str, str] | None = field(default=None, repr=False)
     public_data: tuple[Mapping[str, str], ...] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.ledger is None:
-            raise InvalidInput("budget", self.budget.to_json(), "needs a ledger (--ledger PATH) to be kept in")
+            raise InvalidInput("budget", self.budget.to_json(), "needs a ledger to be kept in (Run(ledger=...), --ledger PATH)")
+        check.known_keys("about", self.about, ABOUT)
+        for key, said in self.about.items():
+            check.one_line(f"about.{key}", said)
         for row in self.public_data:
             check.known_keys("public_data", row, ("data", "used_for", "provenance"))
             for key in ("data", "used_for", "provenance"):
@@ -200,6 +207,7 @@ class RunFolder:
             self.ledger.refresh()
             told = facts() if callable(facts) else facts
             told = replace(told, sections=self.told | dict(told.sections), public_data=told.public_data or self.run.public_data)
+            told = replace(told, provenance=self._about() | dict(told.provenance))
             made = card.build(self.path, told, self.ledger)
             files = card.write_pages(self.path, made) | card.hashes(self.path, self.ledger)
             write_atomically(self.secrets / CARD, card.render(made))
@@ -208,6 +216,11 @@ class RunFolder:
         publish(self.path)
         erase_secrets(self.path)
         return self.path
+
+    def _about(self) -> dict[str, str]:
+        """What the run is about, and the day on which it was reserved."""
+        began = next(body["time"] for body in self.ledger.bodies if body["type"] == "reserve")
+        return dict.fromkeys(ABOUT[1:], UNSAID) | dict(self.run.about) | {"date": time.strftime("%Y-%m-%d", time.gmtime(began))}
 
     def close(self) -> None:
         """Let other processes have the folder."""
@@ -304,7 +317,9 @@ class RunFolder:
                 if found := _apart(self.path / name, content):
                     raise InvalidInput("run", given, f"already holds a different {name.removesuffix('.json')} ({found})")
         if not self.run.resume:
-            raise InvalidInput("run", given, "holds an unfinished run; resume it (--resume) or choose another folder")
+            raise InvalidInput(
+                "run", given, "holds an unfinished run; resume it (Run(path, resume=True), --resume) or choose another folder"
+            )
         if (file := self.secrets / "secret.json").is_file():
             self._held_secret(file)
 

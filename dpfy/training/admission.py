@@ -1,6 +1,6 @@
 """What is refused before anything is reserved: an optimizer that could not take a private step, data that the plan is not for.
 
-And, before anything is released, losses in a precision that cannot be trained in privately.
+And, before anything is released, losses that cannot be trained on privately.
 """
 
 from __future__ import annotations
@@ -54,9 +54,15 @@ SCALED = 2.0**10
 
 NARROW = "use torch.autocast(..., dtype=torch.bfloat16), whose gradients need no scaling, or model.bfloat16()"
 
+REENTRANT = "CheckpointFunctionBackward"
+"""The node of torch's reentrant checkpoints: it runs a backward pass of its own, out of sight of the pass around it."""
 
-def check_precision(losses: Tensor) -> None:
-    """Refuse losses that went through float16, where small gradients are zero, and losses scaled against that.
+
+def check_first(losses: Tensor) -> None:
+    """Refuse, by the first losses, what could not be trained in privately.
+
+    That is losses that went through float16, where small gradients are zero, losses scaled against that, and layers inside of reentrant
+    activation checkpoints, which no gradient of a single example reaches.
 
     Guarantees: scaled losses are not clipped as if every gradient were 2^16 times as long as it is.
     """
@@ -73,5 +79,9 @@ def check_precision(losses: Tensor) -> None:
             continue
         if any(each.dtype is torch.float16 for each in node._input_metadata):  # type: ignore[attr-defined]
             raise Unsupported("float16 on the way from the parameters to the losses", NARROW)
+        if node.name() == REENTRANT:
+            raise Unsupported(
+                "reentrant activation checkpointing", "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
+            )
         todo += [child for child, _ in node.next_functions if child is not None and child not in seen]
         seen.update(child for child, _ in node.next_functions)

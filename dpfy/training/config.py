@@ -274,6 +274,23 @@ class PublicConfig:
 
 
 @dataclass(frozen=True)
+class AboutConfig:
+    """[about]: what the card says the run is about. All of it is published."""
+
+    author: str | None = setting(None, "Who answers for the run.", "not stated")
+    data: str | None = setting(None, "What the data is called.", "its kind")
+
+    def __post_init__(self) -> None:
+        for key in ("author", "data"):
+            if (value := getattr(self, key)) is not None:
+                check.one_line(f"about.{key}", value)
+
+    def rows(self, data: DataConfig, model: ModelConfig) -> dict[str, str]:
+        """As a run takes it."""
+        return {"model": model.name, "data": self.data or data.kind} | ({} if self.author is None else {"author": self.author})
+
+
+@dataclass(frozen=True)
 class JobConfig:
     """Everything `dpfy train` does, as data."""
 
@@ -284,6 +301,7 @@ class JobConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     public: PublicConfig = field(default_factory=PublicConfig)
+    about: AboutConfig = field(default_factory=AboutConfig)
 
     def __post_init__(self) -> None:
         if self.privacy.test_noise is not None and self.data.test_use != "billed":
@@ -313,6 +331,7 @@ SECTIONS: dict[str, type] = {
     "runtime": RuntimeConfig,
     "ledger": LedgerConfig,
     "public": PublicConfig,
+    "about": AboutConfig,
 }
 
 

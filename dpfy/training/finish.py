@@ -119,5 +119,6 @@ def _provenance(training: PrivateTraining) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {training.device.type}",
         "engine": training.engine.name,
+        **({} if "model" in training.folder.run.about else {"model": type(training.model).__name__}),
         "seed": card.FIXED_SEED if fixed else card.SECRET_SEED,
     }

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from dpfy.core.errors import Unsupported
+
+if TYPE_CHECKING:
+    from dpfy.training.loop import PrivateTraining
 
 RESUME = "resume it with Run(path, resume=True) (dpfy train --resume), the same code and the same arguments"
 
@@ -31,7 +36,37 @@ class Halt:
             raise Unsupported(f"going on with a run that stopped ({self.reason})", f"leave the block; {RESUME}")
 
 
+def leave(training: PrivateTraining, error: BaseException | None) -> None:
+    """Leave a run before its end and say in which state it is: by a warning, or by a note on the error that ends it.
+
+    Guarantees: a run of which nothing was released, left by `break` or after an error that the caller caught, is undone: its secret
+    destroyed, then its reservations given back. One that released something keeps a checkpoint of where it is, unless it was stopped.
+    """
+    folder, begun = training.folder, training.folder.begun
+    if isinstance(error, Exception) and not begun:
+        return  # undone when the folder is let go
+    if error is None and not begun and folder.fresh:
+        folder.abandon()
+        words = f"run {folder.path}: left before its first step: nothing was released, its reservation was given back"
+        warnings.warn(words, stacklevel=3)
+        return
+    unsaved = training._halt.reason
+    try:
+        if unsaved is None:
+            training.save()
+    except Exception as problem:
+        if error is None:
+            raise
+        unsaved = str(problem)
+    words = unfinished(folder.path, training.steps_done, training.plan.recipe.steps, unsaved)
+    if error is None:
+        warnings.warn(words, stacklevel=3)
+    else:
+        error.add_note(words)
+
+
 def unfinished(path: object, done: int, steps: int, unsaved: str | None) -> str:
-    """What is said of a run that is left before its end: where it stands, what it keeps and how it goes on."""
-    words = f"run {path}: unfinished, {done} of {steps} steps made; its secrets are kept in its checkpoint folder; {RESUME}"
+    """What is said of a run that is left before its end: where it stands, what it costs, what it keeps and how it goes on."""
+    words = f"run {path}: unfinished, {done} of {steps} steps made, all {steps} billed; "
+    words += f"its secrets are kept in its checkpoint folder; {RESUME}"
     return words + (f" (from its last checkpoint: {unsaved})" if unsaved else "")

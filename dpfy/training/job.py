@@ -266,6 +266,7 @@ def _run(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | Non
         config=texts,
         evaluation=evaluation_noise(config, plan),
         public_data=config.public.rows(),
+        about=config.about.rows(config.data, config.model),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,10 +26,10 @@ from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import EXACT, Plan
 from dpfy.runs.folder import fresh_path
 from dpfy.training import checkpoint, computation, finish, guard, metrics, progress, public, resume, state
-from dpfy.training.admission import check_optimizer, check_precision, check_records
+from dpfy.training.admission import check_first, check_optimizer, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.guard import Guard
-from dpfy.training.halt import Halt, unfinished
+from dpfy.training.halt import Halt, leave
 from dpfy.training.journal import Journal
 from dpfy.training.logical import LogicalBatch
 from dpfy.training.physical import rows_at_once
@@ -191,30 +190,12 @@ class PrivateTraining:
             if kind is None and self._halt.reason is None and self.steps_done == self.plan.recipe.steps:
                 self.finish()
             elif not self.folder.finished:
-                self._leave(error)
+                leave(self, error)
         finally:
             self._entered = self.folder.in_use = False
             if self._journal is not None:
                 self._journal.close()
             self.folder.__exit__(kind, error, trace)
-
-    def _leave(self, error: BaseException | None) -> None:
-        """Leave an unfinished run, with a checkpoint of where it is unless it was stopped, and say how to go on."""
-        if isinstance(error, Exception) and not self.folder.begun:
-            return
-        unsaved = self._halt.reason
-        try:
-            if unsaved is None:
-                self.save()
-        except Exception as problem:
-            if error is None:
-                raise
-            unsaved = str(problem)
-        words = unfinished(self.folder.path, self.steps_done, self.plan.recipe.steps, unsaved)
-        if error is None:
-            warnings.warn(words, stacklevel=3)
-        else:
-            error.add_note(words)
 
     def batches(self) -> Iterator[tuple[Tensor, ...]]:
         """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside.
@@ -263,7 +244,7 @@ class PrivateTraining:
         with self._halt.final():
             self._require_sound().end(losses, self.steps_done > 0)
             if first:
-                check_precision(losses)
+                check_first(losses)
         self._take(self.engine.bounded_sum(losses, self.clip, pieces.mask))
 
     def captured(self, losses_of: LossesOf) -> Callable[..., None]:

@@ -45,4 +45,15 @@ def check_device(name: str) -> None:
     try:
         torch.empty(1, device=name).fill_(1).item()  # a device that computes, and not one that only plans memory
     except (RuntimeError, AssertionError, TypeError, ValueError):
-        raise InvalidInput("device", name, "must be a device of this machine, such as cpu or cuda") from None
+        raise InvalidInput("device", name, _missing(name)) from None
+
+
+def _missing(name: object) -> str:
+    """Why there is no such device here."""
+    import torch
+
+    if str(name).startswith("cuda") and not torch.cuda.device_count():
+        found = "torch finds none" if torch.version.cuda else "this torch was built without CUDA"
+        return f"must be a device of this machine, which has no CUDA device ({found}): use cpu"
+    ours = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
+    return f"must be a device of this machine: {', '.join(ours)}"

@@ -89,6 +89,8 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "ledger.path": (BUDGET, "all.jsonl"),
     "ledger.budget_epsilon": (BUDGET, 8),
     "ledger.budget_delta": (BUDGET, 1e-6),
+    "about.author": (["about.author='A. N. Author'"], "A. N. Author"),
+    "about.data": (["about.data='visits 2024'"], "visits 2024"),
     "public.data": (PUBLIC, "CIFAR-10"),
     "public.used_for": (PUBLIC, "pretraining"),
     "public.provenance": (PUBLIC, "published 2009"),

@@ -23,7 +23,18 @@ from rich.progress import track
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("list.toml")
-AREAS = ("sampling", "clipping", "noise", "ledger", "accounting", "verification", "training", "mechanisms", "statistics")
+AREAS = (
+    "sampling",
+    "clipping",
+    "noise",
+    "ledger",
+    "accounting",
+    "verification",
+    "training",
+    "mechanisms",
+    "statistics",
+    "layers",
+)
 PATIENCE = 600
 """Seconds after which a mistake that makes the tests run for ever counts as noticed."""
 
