@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import IterableDataset, TensorDataset
 
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.random import Randomness
+from dpfy.data.batch import Batch
 
 
 @dataclass(frozen=True)
 class Records:
-    """An indexed set of records, one tensor per field; row `i` of every tensor is record `i`.
+    """An indexed set of records in memory, one tensor per field; row `i` of every tensor is record `i`.
+
+    A batch is a tuple of fields, or of the `structure` that the tensors are the leaves of.
 
     Guarantees: all tensors have the same number of rows, at least one; the order of the rows never changes.
     """
 
     tensors: tuple[Tensor, ...]
+    structure: pytree.TreeSpec | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", tuple(self.tensors))
@@ -43,9 +50,14 @@ class Records:
         """Shapes only: a record never reaches a log through a traceback or a debugger's summary."""
         return f"Records({len(self)} x {', '.join(f'{tuple(t.shape[1:])} {t.dtype}' for t in self.tensors)})"
 
-    def take(self, indices: Tensor) -> tuple[Tensor, ...]:
+    def take(self, indices: Tensor) -> Batch:
         """The rows at `indices` (int64, any device), one tensor per field."""
-        return tuple(tensor.index_select(0, indices.to(tensor.device)) for tensor in self.tensors)
+        fields = tuple(tensor.index_select(0, indices.to(tensor.device)) for tensor in self.tensors)
+        return fields if self.structure is None else pytree.tree_unflatten(fields, self.structure)
+
+    def read(self, pieces: Iterable[NDArray[np.int64]], device: torch.device) -> Iterator[Batch]:
+        """The batches of these pieces, in their order."""
+        return (self.take(torch.from_numpy(piece).to(device)) for piece in pieces)
 
     def to(self, device: torch.device | str) -> Records:
         """The same records on another device."""
@@ -64,16 +76,23 @@ class Records:
     def content(self) -> Iterator[bytes | memoryview]:
         """Everything that identifies the records, in order: for each tensor its type and shape, then its bytes.
 
-        Guarantees: two Records give the same bytes if and only if they are equal in type, shape and content.
+        Guarantees: two Records give the same bytes if and only if they are equal in structure, type, shape and content.
         """
+        if self.structure is not None:
+            yield f"{self.structure};".encode()
         for tensor in self.tensors:
             yield f"{tensor.dtype}{tuple(tensor.shape)};".encode()
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             yield flat.view(torch.uint8).numpy().data
 
+    def fingerprint(self, randomness: Randomness) -> str:
+        """What recognises these records again at a resume, and tells nothing about them to who lacks the run's secret."""
+        parts = "".join(randomness.tag("data", bytes(piece)) for piece in self.content())
+        return randomness.tag("records", parts.encode())
+
 
 def as_records(train: object) -> Records:
-    """Records from what the user holds: Records, tensors or arrays in a tuple or list, a TensorDataset or a map-style Dataset.
+    """Records in memory from what the user holds: Records, tensors or arrays in any nesting, a TensorDataset or a map-style Dataset.
 
     A Dataset is read once, in order, and stacked, so a random transform in it is drawn once. Types of numbers are kept as given.
 
@@ -85,11 +104,11 @@ def as_records(train: object) -> Records:
         records = Records(train.tensors)
     elif isinstance(train, Tensor | np.ndarray):
         records = Records((_tensor("train", train),))
-    elif isinstance(train, tuple | list):
-        records = Records(tuple(_tensor(f"train[{position}]", field) for position, field in enumerate(train)))
+    elif isinstance(train, tuple | list | dict):
+        records = _nested(train)
     elif isinstance(train, IterableDataset):
         raise Unsupported("an IterableDataset", "sampling needs records by index: give a map-style Dataset or tensors")
-    elif hasattr(train, "__getitem__") and hasattr(train, "__len__") and not isinstance(train, dict | str | bytes):
+    elif hasattr(train, "__getitem__") and hasattr(train, "__len__") and not isinstance(train, str | bytes):
         records = _stacked(train)
     else:
         raise InvalidInput("train", type(train).__name__, "must be Records, tensors, arrays, or a map-style Dataset")
@@ -99,10 +118,11 @@ def as_records(train: object) -> Records:
 
 def rows_of(train: object) -> int | None:
     """How many records `train` says it holds, without reading one; None where only reading tells."""
-    if isinstance(train, tuple | list):
-        return rows_of(train[0]) if train else None
+    if isinstance(train, tuple | list | dict):
+        held = [leaf for leaf in pytree.tree_leaves(train) if leaf is not None]
+        return rows_of(held[0]) if held else None
     sized = isinstance(train, Records | Tensor | np.ndarray) or (hasattr(train, "__len__") and hasattr(train, "__getitem__"))
-    if not sized or isinstance(train, dict | str | bytes) or (isinstance(train, Tensor | np.ndarray) and train.ndim == 0):
+    if not sized or isinstance(train, str | bytes) or (isinstance(train, Tensor | np.ndarray) and train.ndim == 0):
         return None
     return len(train)  # type: ignore[arg-type]
 
@@ -137,6 +157,14 @@ def _tensor(name: str, field: object) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(native if native.flags.writeable else native.copy()))
     kind = f"array of {field.dtype}" if isinstance(field, np.ndarray) else type(field).__name__
     raise InvalidInput(name, kind, "must be a tensor or a numeric array")
+
+
+def _nested(train: tuple[object, ...] | list[object] | dict[object, object]) -> Records:
+    """Records of tensors or arrays in tuples, lists and dicts; a flat tuple or list gives batches that are tuples."""
+    found, structure = pytree.tree_flatten_with_path(train)
+    fields = tuple(_tensor(f"train{pytree.keystr(path)}", leaf) for path, leaf in found)
+    flat = isinstance(train, tuple | list) and len(fields) == len(train) and all(len(path) == 1 for path, _ in found)
+    return Records(fields, None if flat else structure)
 
 
 def _stacked(dataset: Any) -> Records:

@@ -41,6 +41,11 @@ class LogicalBatch:
         """Whether every physical batch was added."""
         return self.left == 0
 
+    def require_added(self) -> None:
+        """Refuse to go on before the physical batch that is out was added."""
+        if not self.idle:
+            raise InvalidInput("step", "no call", "every batch must be followed by exactly one step(losses)")
+
     def check_losses(self, losses: Tensor) -> None:
         """Refuse what is not one loss for each row of the batch that is out."""
         if not isinstance(losses, Tensor) or losses.dim() == 0:

@@ -16,24 +16,25 @@ from torch import Tensor, nn
 from dpfy.core.errors import Busy, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
+from dpfy.data.batch import Batch, leaves
 from dpfy.data.records import Records, as_records, rows_of
 from dpfy.gradients.checker import check_model
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.cuda_graphs.captured import CapturedSum, LossesOf
+from dpfy.gradients.cuda_graphs.captured import LossesOf
 from dpfy.gradients.engine import Grads, trainable, zeros
 from dpfy.gradients.engines.select import choose
-from dpfy.noise.stream import NoiseStream
-from dpfy.plan.recipe import EXACT, Plan
+from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
-from dpfy.training import checkpoint, computation, finish, guard, metrics, progress, public, resume, state
+from dpfy.training import checkpoint, computation, finish, guard, metrics, public, resume, state
 from dpfy.training.admission import check_first, check_optimizer, check_records
 from dpfy.training.averaging import swapped
+from dpfy.training.batches import Batches, Captures, Drawing
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt, leave
 from dpfy.training.journal import Journal
 from dpfy.training.logical import LogicalBatch
 from dpfy.training.physical import rows_at_once
-from dpfy.training.private_step import PrivateStep
+from dpfy.training.private_step import PrivateStep, stream_of
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.state import TrainState
@@ -148,16 +149,7 @@ class PrivateTraining:
         model.to(self.device)
         self.records = as_records(self._train).to(self.device)
         check_records(recipe, self.records.rows_each, len(self.records))
-        event = self.folder.reserved.claim.event
-        stream = NoiseStream(
-            recipe.strategy,
-            self.plan.scale,
-            randomness,
-            divisor=recipe.expected_batch,
-            in_place=True,
-            event=event,
-            exact=recipe.noise == EXACT,
-        )
+        stream = stream_of(self.plan, self.folder)
         self.rates = Rates(rates_of(self.optimizer), self._factors)
         average = MappingProxyType(self.rule.averaging.init(model))
         private: Grads = dict(trainable(model))
@@ -175,6 +167,7 @@ class PrivateTraining:
         self.engine.attach(model)
         kept = self.folder.secrets / "watch.json"
         self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, recipe.expected_batch, kept)
+        self.drawing = Drawing(recipe, randomness, self.records, self.watch, self.physical_batch, self.row_multiple)
         self._guard = Guard(model, self.optimizer, average, self.records.tensors, self._state.noise)
         self.private_step = PrivateStep(
             self.plan, self.folder, model, stream, self.rates, self.rule, self._guard, journal, self._halt
@@ -197,41 +190,36 @@ class PrivateTraining:
                 self._journal.close()
             self.folder.__exit__(kind, error, trace)
 
-    def batches(self) -> Iterator[tuple[Tensor, ...]]:
+    def batches(self) -> Batches:
         """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside.
 
-        With `pad`, `graph`, and on a GPU, a batch may be filled up with repeats of record 0, which `step` leaves out of the sum.
+        A batch is what the data gives: the tuple of its fields, or what its collate function makes. The length is the number of steps
+        that remain. With `pad`, `graph`, and on a GPU, a batch may be filled up with repeats of record 0, which `step` leaves out.
         """
-        self._require_live()
-        with progress.bar(self.plan, self.steps_done, self.runtime.progress) as show:
-            for batch in self._remaining():
-                yield batch
-                show(self.steps_done)
-            show(self.steps_done)
+        return Batches(self._remaining(), self.plan, lambda: self.steps_done, self.runtime.progress)
 
-    def _remaining(self) -> Iterator[tuple[Tensor, ...]]:
-        recipe, multiple, watch = self.plan.recipe, self.row_multiple, self._require_sound()
+    def _remaining(self) -> Iterator[Batch]:
+        self._require_live()
+        watch, padded = self._require_sound(), self.row_multiple > 1
         self._asked = mine = object()
-        while self.steps_done < recipe.steps:
+        steps, batches = self.drawing.since(self.steps_done, self.device)
+        for pieces in steps:
             self._require_live()
-            step, self._state = self.steps_done, replace(self._state, random=state.generators(self.device))
-            rng = self.folder.randomness.generator("sampling", recipe.sampler.address(step))
-            indices = recipe.sampler.batch(step, records=len(self.records), rng=rng)
-            pieces = watch.pieces(step, indices, self.physical_batch, multiple)
+            self._state = replace(self._state, random=state.generators(self.device))
             self._pieces = LogicalBatch(len(pieces))
             if not pieces:
-                self._update(Bounded(zeros(self._guard.trainable, self.clip), self.clip.bound, recipe.unit))
-            for place, (piece, mask) in enumerate(pieces):
-                batch = self.records.take(torch.from_numpy(piece).to(self.device))
-                needed = multiple > 1 or not mask.all()
-                self._pieces.expect(torch.from_numpy(mask).to(self.device) if needed else None, len(piece))
-                watch.begin(step, batch, first=place == 0)
+                watch.empty(self.steps_done)
+                self._update(Bounded(zeros(self._guard.trainable, self.clip), self.clip.bound, self.plan.recipe.unit))
+            for piece in pieces:
+                batch = next(batches)
+                self._pieces.expect(piece.mask(self.device, padded), len(piece.indices))
+                watch.begin(piece.step, leaves(batch), first=piece.place == 0)
                 yield batch
                 self._require_live()
                 if self._asked is not mine:
                     raise InvalidInput("batches", "two at a time", "ask for batches() again only when done with the ones before")
-                if self._pieces is not None and not self._pieces.idle:
-                    raise InvalidInput("step", "no call", "every batch must be followed by exactly one step(losses)")
+                if self._pieces is not None:
+                    self._pieces.require_added()
 
     def step(self, losses: Tensor) -> None:
         """Clip and add this physical batch; at the end of the logical batch add noise and let the optimizer move.
@@ -261,9 +249,9 @@ class PrivateTraining:
         fingerprint = self.folder.randomness.tag("losses", computation.of_function(losses_of).encode())
         with self._halt.final():
             self._state = self._state.computing("losses", fingerprint)
-        capture = CapturedSum(self.engine, losses_of) if self.runtime.graph else None
+        capture = Captures(self.engine, losses_of) if self.runtime.graph else None
 
-        def step(*batch: Tensor) -> None:
+        def step(*batch: Batch) -> None:
             if capture is None or self._require_sound().looking:
                 self.step(losses_of(*batch))
             else:

@@ -10,7 +10,7 @@ from torch import nn
 from dpfy.core.values import Bounded
 from dpfy.gradients.engine import Grads
 from dpfy.noise.stream import NoiseStream
-from dpfy.plan.recipe import Plan
+from dpfy.plan.recipe import EXACT, Plan
 from dpfy.training import guard
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt
@@ -18,6 +18,20 @@ from dpfy.training.journal import Journal
 from dpfy.training.run import RunFolder
 from dpfy.training.state import TrainState
 from dpfy.training.update import Rates, Update, hand_over, rounded
+
+
+def stream_of(plan: Plan, folder: RunFolder) -> NoiseStream:
+    """The noise that the run was billed for: the plan's strategy, scale and sampling, under the run's secret and event."""
+    recipe = plan.recipe
+    return NoiseStream(
+        recipe.strategy,
+        plan.scale,
+        folder.randomness,
+        divisor=recipe.expected_batch,
+        in_place=True,
+        event=folder.reserved.claim.event,
+        exact=recipe.noise == EXACT,
+    )
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,8 @@ def spent(plan: Plan, done: int = 0) -> dict[int, float]:
 
 
 @contextmanager
-def bar(plan: Plan, done: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, moved by calling what it gives with the number of steps made; silent when not wanted."""
-    if not wanted:
-        yield lambda step: None
-        return
+def bar(plan: Plan, done: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, moved by calling what it gives with the number of steps made."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -85,10 +85,9 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
     """Everything of a training that the bits of its steps depend on, by name; what may be secret as a keyed fingerprint."""
     randomness, model, rule = training.folder.randomness, training.model, training.rule
     shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters() if p.requires_grad]
-    data = "".join(randomness.tag("data", bytes(piece)) for piece in training.records.content())
     return {
         "plan": training.plan.fingerprint(),
-        "data": randomness.tag("records", data.encode()),
+        "data": training.records.fingerprint(randomness),
         "model": randomness.tag("model", "\n".join([type(model).__name__, *shapes, computation.of_model(model)]).encode()),
         "optimizer": f"{type(training.optimizer).__name__} {_hyperparameters(training)}",
         "engine": training.engine.name,

@@ -147,11 +147,11 @@ class Watch:
     ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
         """The physical batches of a step. One that is due for a check begins with few records, but with two rows at least.
 
-        Guarantees: a function of the run's secret and the arguments alone, so that a resumed run cuts as before.
+        Guarantees: a function of the run's secret and the arguments alone, so that a resumed run cuts as before, and steps can be cut
+        ahead.
         """
         if step not in self._due or row_multiple >= most > 1:
             return list(physical(indices, most, row_multiple=row_multiple))
-        self._pending = self._pending or not len(indices)
         few = row_multiple * -(-(ROWS if self._parts == PARTS else SHORT_ROWS) // row_multiple)
         first = max(2, min(few if len(indices) > 2 * few else len(indices), most))
         least = max(2, row_multiple) if len(indices[:first]) == 1 else row_multiple
@@ -160,8 +160,15 @@ class Watch:
             *physical(indices[first:], most, row_multiple=row_multiple),
         ]
 
+    def empty(self, step: int) -> None:
+        """A step without records: a check that was due at it is made at the next."""
+        self._pending = self._pending or step in self._due
+
     def begin(self, step: int, batch: tuple[Tensor, ...], first: bool) -> None:
-        """Start to record, if this is the first physical batch of a step to look at. What was begun and never ended is left."""
+        """Start to record, if this is the first physical batch of a step to look at; `batch` holds its tensors.
+
+        What was begun and never ended is left.
+        """
         self.close()
         self._kind = self.kind(step) if first else Kind.NOTHING
         if self._kind is Kind.RECORD and step != 1 and step + 1 not in self._due and compiled():
@@ -314,7 +321,8 @@ class Watch:
         """
         if not self._others:
             rng = self.randomness.generator("replacements", self._step)
-            self._others = [self._others_of(*pair, rng) for pair in zip(self._batch, self.records.tensors, strict=True)]
+            pool = self.records.tensors or self._batch  # records that are not in memory: the other rows of the batch
+            self._others = [self._others_of(*pair, rng) for pair in zip(self._batch, pool, strict=True)]
         found = []
         for mine, new in zip(self._batch, self._others, strict=True):
             moved = new * far if far != 1 and new.is_floating_point() else new

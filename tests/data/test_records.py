@@ -39,6 +39,16 @@ def test_take_gives_rows_in_the_order_asked_and_with_repeats() -> None:
     assert torch.equal(x, X[[5, 0, 0]])
 
 
+def test_fields_in_dicts_and_tuples_give_batches_of_that_structure() -> None:
+    records = as_records({"x": X, "more": (Y, [Y.numpy()])})
+    batch = records.take(torch.tensor([5, 0]))
+    assert list(batch) == ["x", "more"]
+    assert torch.equal(batch["x"], X[[5, 0]])
+    assert batch["more"][0].tolist() == batch["more"][1][0].tolist() == [5, 0]
+    assert fingerprint(records) != fingerprint(Records(records.tensors))
+    assert fingerprint(as_records([X, Y])) == fingerprint(Records((X, Y)))
+
+
 def test_take_of_nothing_is_an_empty_batch() -> None:
     x, y = Records((X, Y)).take(torch.tensor([], dtype=torch.int64))
     assert x.shape == (0, 2)
@@ -115,7 +125,8 @@ def test_a_value_that_is_not_finite_is_refused_with_its_record_number(bad: float
         ((np.array(["a", "b"]),), r"train\[0\]: got 'array of <U1'; must be a tensor or a numeric array"),
         ("mnist", "train: got 'str'; must be Records"),
         (42, "train: got 'int'; must be Records"),
-        ({"x": X}, "train: got 'dict'; must be Records"),
+        ({"x": X, "y": "text"}, r"train\['y'\]: got 'str'; must be a tensor or a numeric array"),
+        ({}, "records: got 'no tensor'; must hold at least one tensor"),
         (Items([]), "train: got 0; must hold at least 1 record"),
         (
             Items([X[0], X[1, :1]]),

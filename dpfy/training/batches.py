@@ -1,0 +1,121 @@
+"""The physical batches of a run: which records each step takes, how they are cut, masked and read, and in what order they go out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, tee
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dpfy.core.random import Randomness
+from dpfy.core.values import Bounded
+from dpfy.data.batch import Batch
+from dpfy.data.records import Records
+from dpfy.gradients.clip import Clip
+from dpfy.gradients.cuda_graphs.captured import CapturedSum, LossesOf
+from dpfy.gradients.engine import Grads
+from dpfy.plan.recipe import Plan, Recipe
+from dpfy.training import progress
+from dpfy.training.watch import Watch
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One physical batch of `step`, the `place`-th of it: the records in its rows, and which rows count."""
+
+    step: int
+    place: int
+    indices: NDArray[np.int64]
+    counts: NDArray[np.bool_]
+
+    def mask(self, device: torch.device, padded: bool) -> Tensor | None:
+        """Which rows count; None if all do and no shape is `padded`."""
+        return torch.from_numpy(self.counts).to(device) if padded or not self.counts.all() else None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Draws the records of a run's steps, cuts them into physical batches and has them read, in the order of the steps.
+
+    Guarantees: which records a step takes, and in which rows of which batch, is a function of the run's secret and the step, so that a
+    resumed run gives the same batches, and they may be read ahead; each is read once, in its order, and none before it is asked for.
+    """
+
+    recipe: Recipe
+    randomness: Randomness
+    records: Records
+    watch: Watch
+    most: int
+    row_multiple: int
+
+    def pieces(self, step: int) -> list[Piece]:
+        """The physical batches of a step; none if it takes no record."""
+        sampler = self.recipe.sampler
+        rng = self.randomness.generator("sampling", sampler.address(step))
+        indices = sampler.batch(step, records=len(self.records), rng=rng)
+        cut = self.watch.pieces(step, indices, self.most, self.row_multiple)
+        return [Piece(step, place, rows, counts) for place, (rows, counts) in enumerate(cut)]
+
+    def since(self, step: int, device: torch.device) -> tuple[Iterator[list[Piece]], Iterator[Batch]]:
+        """The pieces of each step from `step` on, and on `device` the batches of all of them, one after the other."""
+        drawn, ahead = tee(self.pieces(later) for later in range(step, self.recipe.steps))
+        return drawn, self.records.read((piece.indices for piece in chain.from_iterable(ahead)), device)
+
+
+class Batches:
+    """What `PrivateTraining.batches` gives: an iterator over physical batches whose length is the number of steps that remain.
+
+    How many physical batches these steps take is not known before, and no public number: it follows from the sizes of random batches.
+    A step may have none.
+    """
+
+    def __init__(self, batches: Iterator[Batch], plan: Plan, steps_done: Callable[[], int], shown: bool) -> None:
+        self._steps, self._steps_done = plan.recipe.steps, steps_done
+        self._batches = self._show(batches, plan) if shown else batches
+
+    def __len__(self) -> int:
+        return self._steps - self._steps_done()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def _show(self, batches: Iterator[Batch], plan: Plan) -> Iterator[Batch]:
+        """The batches, with a bar that moves as they go out."""
+        with progress.bar(plan, self._steps_done()) as show:
+            for batch in batches:
+                yield batch
+                show(self._steps_done())
+            show(self._steps_done())
+
+
+class Captures:
+    """Captured sums of batches of any structure: the tensors of a batch are what a graph copies."""
+
+    def __init__(self, engine: object, losses_of: LossesOf) -> None:
+        self._engine, self._losses_of = engine, losses_of
+        self._structure: Any = None
+        self._sum: CapturedSum | None = None
+
+    def __call__(self, batch: tuple[Batch, ...], clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
+        """The bounded sum of ``losses_of(*batch)``. With another structure another graph is made."""
+        found, structure = pytree.tree_flatten(batch)
+        places = [place for place, leaf in enumerate(found) if isinstance(leaf, Tensor)]
+        if self._sum is None or structure != self._structure:
+
+            def losses_of(*tensors: Tensor) -> Tensor:
+                filled = list(found)
+                for place, tensor in zip(places, tensors, strict=True):
+                    filled[place] = tensor
+                return self._losses_of(*pytree.tree_unflatten(filled, structure))
+
+            self._structure, self._sum = structure, CapturedSum(self._engine, losses_of)
+        return self._sum(tuple(found[place] for place in places), clip, mask)
