@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-import small
 import torch
 from torch import nn
 from torch.nn import functional
@@ -21,6 +21,9 @@ from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.training import config, job
 from dpfy.training.run import RunFolder
+
+sys.path.insert(0, str(Path(__file__).parent))
+import small
 
 
 def train(path: Path, *, leave: int | None = None, reduction: str = "none", catch: bool = False) -> dpfy.PrivateTraining:
