@@ -12,7 +12,22 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.participation import WithoutReplacement
-from dpfy.plan.recipe import Recipe
+from dpfy.plan.recipe import Plan, Recipe
+
+
+def check_parts(model: object, optimizer: object, plan: object) -> None:
+    """Refuse what is no model, no optimizer or no plan."""
+    if not isinstance(model, nn.Module):
+        raise InvalidInput("model", type(model).__name__, "must be a torch.nn.Module")
+    if isinstance(plan, Recipe):
+        raise InvalidInput("plan", "a recipe", "fix its noise first: recipe.calibrate(epsilon, delta) gives a plan")
+    if not isinstance(plan, Plan):
+        raise InvalidInput("plan", type(plan).__name__, "must be a plan, as dpfy.dpsgd(...).calibrate(epsilon, delta) gives")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        shown = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
+        raise InvalidInput(
+            "optimizer", shown, "must be an optimizer of the model: torch.optim.Adam(model.parameters(), lr=...), say"
+        )
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, empty: bool) -> None:

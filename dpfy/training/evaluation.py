@@ -8,12 +8,13 @@ withheld   nothing that was measured is written anywhere
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from dpfy.accounting.gaussian import sigma_analytic
 from dpfy.core import check
@@ -23,11 +24,11 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
+from dpfy.training.objective import Batch, Objective
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 PUBLIC, BILLED, WITHHELD, NONE = "public", "billed", "withheld", "none"
 USES = (PUBLIC, BILLED, WITHHELD)
 STREAM = "evaluation"
@@ -37,7 +38,8 @@ MOST_CLASSES = 50
 SHARE = 3.0
 """By default the counts get noise of this many times the noise that would use up the whole guarantee: about a tenth of it."""
 ONE_RECORD = math.nextafter(math.sqrt(2), 2)
-"""What one record adds: 1 to right or wrong, and 1 to one cell of the table of classes. Its L2 norm, rounded up."""
+"""What one record adds: 1 to right or wrong (or shares of it), and 1 to one cell of the table of classes. Its L2 norm, rounded up."""
+CLASSES = Objective()
 
 
 @dataclass(frozen=True)
@@ -67,34 +69,37 @@ def check_use(test: object, use: str | None, noise: float | None) -> str:
 
 
 @torch.no_grad()
-def measure(training: PrivateTraining, loss: Loss, test: Records | None) -> dict[str, float]:
-    """Mean loss and accuracy of the averaged weights on `test`, exactly; nothing if there is none."""
+def measure(training: PrivateTraining, objective: Objective, test: Records | None) -> dict[str, float]:
+    """Mean loss of the averaged weights on `test`, and the share of right answers where there are any, exactly."""
     if test is None:
         return {}
-    total, right, counted = 0.0, 0, False
-    for outputs, targets in _answers(training, test):
-        total += float(loss(outputs, targets).double().sum())
-        if not targets.is_floating_point() and outputs.dim() == 2:
-            counted, right = True, right + int((outputs.argmax(1) == targets).sum())
+    total, right, counted = 0.0, 0.0, False
+    for batch in _batches(training, test):
+        losses, answers = objective.evaluated(training.model, batch)
+        total += float(losses.double().sum())
+        if (shares := _shares(objective, answers)) is not None:
+            counted, right = True, right + float(shares.sum())
     accuracy = {"test_accuracy": right / len(test)} if counted else {}
     return {"test_loss": total / len(test)} | accuracy
 
 
 @torch.no_grad()
-def confusion(training: PrivateTraining, test: Records | None) -> list[list[int]] | None:
+def confusion(training: PrivateTraining, test: Records | None, objective: Objective = CLASSES) -> list[list[int]] | None:
     """How often the averaged weights take each true class (row) of `test` for each class (column); None without few classes."""
-    counts = None if test is None else _counts(training, test)
+    counts = None if test is None else _counts(training, test, objective)
     return None if counts is None or len(counts) > MOST_CLASSES else counts.tolist()
 
 
-def public(training: PrivateTraining, loss: Loss, test: Records) -> Evaluation:
+def public(training: PrivateTraining, objective: Objective, test: Records) -> Evaluation:
     """The exact figures, of data that was declared public."""
-    return Evaluation(PUBLIC, measure(training, loss, test), confusion(training, test))
+    return Evaluation(PUBLIC, measure(training, objective, test), confusion(training, test, objective))
 
 
 @torch.no_grad()
-def billed(training: PrivateTraining, test: Records) -> Evaluation:
+def billed(training: PrivateTraining, test: Records, objective: Objective = CLASSES) -> Evaluation:
     """Accuracy and the table of classes from noisy counts. Made again after a crash, it releases the same bits.
+
+    Where a record has several answers (labels, tokens) it adds the share that is right to the one count and the rest to the other.
 
     Guarantees: one release under its own permit, whose noise is that of the reservation; each record of `test` adds at most
     `ONE_RECORD`, whatever the model answers, and is alone in its batch, so that it cannot change the answers on others; the same
@@ -103,32 +108,35 @@ def billed(training: PrivateTraining, test: Records) -> Evaluation:
     folder, noise = training.folder, training.folder.run.evaluation
     if noise is None:
         raise InvalidInput("test_is", BILLED, "the run reserved no evaluation before it read the data")
-    table = _counts(training, test, each=1)
-    if table is None:
+    table = _counts(training, test, objective, each=1)
+    sums = _right_and_wrong(table) if table is not None else _summed_shares(training, test, objective)
+    if sums is None:
         raise _no_classes()
-    right = table.diagonal().sum()
-    parts = [torch.stack([right, table.sum() - right])] + ([table.flatten()] if len(table) <= MOST_CLASSES else [])
+    parts = [sums] + ([table.flatten()] if table is not None and len(table) <= MOST_CLASSES else [])
     _same_records(training, test)
     stream = NoiseStream(Identity(), noise, folder.randomness, STREAM)
     total = Bounded({"counts": torch.cat(parts).double()}, Bound(ONE_RECORD), training.plan.recipe.unit)
     released, _ = stream.release(total, 0, stream.init(total.value), folder.begin_evaluation())
     counts = released.value["counts"]
-    held, classes = float(counts[:2].sum()), len(table)
+    held, classes = float(counts[:2].sum()), math.isqrt(len(counts) - 2)
     accuracy = min(max(float(counts[0]) / held, 0.0), 1.0) if held >= 1 else 0.0
     error = noise * ONE_RECORD * math.hypot(1 - accuracy, accuracy) / max(held, 1.0)
-    cells = counts[2:].round().clamp(min=0).long().view(classes, classes).tolist() if len(counts) > 2 else None
+    cells = counts[2:].round().clamp(min=0).long().view(classes, classes).tolist() if classes else None
     return Evaluation(BILLED, {"test_accuracy": accuracy, "test_accuracy_noise": min(error, 1.0)}, cells)
 
 
 @torch.no_grad()
-def require_classes(training: PrivateTraining, test: Records) -> None:
+def require_answers(training: PrivateTraining, test: Records, objective: Objective) -> None:
     """Refuse, before the first step, what :func:`billed` could not release after the last one."""
-    if _counts(training, Records(test.take(torch.zeros(1, dtype=torch.int64)))) is None:
-        raise _no_classes()
+    for batch in _batches(training, test, 1):
+        if _shares(objective, objective.answers(training.model, batch)) is None:
+            raise _no_classes()
+        return
 
 
 def _no_classes() -> Unsupported:
-    return Unsupported("a billed evaluation of anything but classes", 'declare the test data public, or test_is="withheld"')
+    what = "a billed evaluation of anything but classes, labels or tokens"
+    return Unsupported(what, 'declare the test data public, or test_is="withheld"')
 
 
 def _same_records(training: PrivateTraining, test: Records) -> None:
@@ -137,29 +145,51 @@ def _same_records(training: PrivateTraining, test: Records) -> None:
     training.folder.bind("test", "".join(randomness.tag("test", bytes(piece)) for piece in test.content()).encode())
 
 
-def _counts(training: PrivateTraining, test: Records, each: int = BATCH) -> Tensor | None:
-    """Predicted against true classes, exactly; None where there are no classes. A target outside of the classes counts nowhere."""
-    table = None
-    for outputs, targets in _answers(training, test, each):
-        if targets.is_floating_point() or outputs.dim() != 2 or outputs.shape[1] < 2 or targets.shape != outputs.shape[:1]:
+def _right_and_wrong(table: Tensor) -> Tensor:
+    right = table.diagonal().sum()
+    return torch.stack([right, table.sum() - right])
+
+
+def _summed_shares(training: PrivateTraining, test: Records, objective: Objective) -> Tensor | None:
+    """The sums of the shares of right and of wrong answers; None where there are no answers. A record adds at most 1 to both together."""
+    right = torch.zeros((), dtype=torch.float64)
+    for batch in _batches(training, test, 1):
+        if (shares := _shares(objective, objective.answers(training.model, batch))) is None:
             return None
-        classes = outputs.shape[1]
-        inside = (targets >= 0) & (targets < classes)
-        pairs = (targets.long() * classes + outputs.argmax(1))[inside]
-        part = torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+        right += shares.sum().cpu()
+    return torch.stack([right, len(test) - right])
+
+
+def _shares(objective: Objective, answers: tuple[Tensor, Tensor] | None) -> Tensor | None:
+    """The share of right answers of each row, from 0 to 1."""
+    right = objective.named.right
+    shares = None if answers is None or right is None else right(*answers)
+    return None if shares is None else shares.clamp(0, 1)
+
+
+def _counts(training: PrivateTraining, test: Records, objective: Objective, each: int = BATCH) -> Tensor | None:
+    """Predicted against true classes, exactly; None where there are no classes. A target outside of the classes counts nowhere."""
+    table, pairs = None, objective.named.pairs
+    for batch in _batches(training, test, each):
+        answers = objective.answers(training.model, batch)
+        if pairs is None or answers is None or (found := pairs(*answers)) is None:
+            return None
+        predicted, true, classes = found
+        inside = (true >= 0) & (true < classes)
+        part = torch.bincount((true * classes + predicted)[inside], minlength=classes**2).view(classes, classes)
         table = part if table is None else table + part
     return None if table is None else table.cpu()
 
 
-def _answers(training: PrivateTraining, test: Records, each: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
-    """The averaged weights' outputs on `test` with the targets, batch by batch, in evaluation mode."""
+def _batches(training: PrivateTraining, test: Records, each: int = BATCH) -> Iterator[Batch]:
+    """The batches of `test` in order, while the model holds the averaged weights and is in evaluation mode."""
     model = training.model
-    mode = model.training
+    mode = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with training.averaged():
             for indices in torch.arange(len(test)).split(each):
-                features, targets = (t.to(training.device) for t in test.take(indices))
-                yield model(features), targets
+                yield pytree.tree_map_only(Tensor, lambda t: t.to(training.device), test.take(indices))
     finally:
-        model.train(mode)
+        for module, was in mode.items():
+            module.training = was

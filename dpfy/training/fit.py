@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from dpfy import accounting
-from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
 from dpfy.data.records import Records, as_records
 from dpfy.data.users import UserRecords
-from dpfy.gradients.engines.per_user import per_user
 from dpfy.plan.recipe import Plan
 from dpfy.report import first, verify
 from dpfy.report.words import is_absent
 from dpfy.runs.folder import fresh_path
 from dpfy.training import evaluation, metrics
-from dpfy.training.evaluation import BILLED, PUBLIC, Loss
+from dpfy.training.admission import check_parts
+from dpfy.training.evaluation import BILLED, PUBLIC
 from dpfy.training.loop import PrivateTraining
+from dpfy.training.losses import Loss
+from dpfy.training.objective import Batch, Objective, Whole
 from dpfy.training.progress import spent
 from dpfy.training.run import CARD, Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
@@ -35,22 +35,6 @@ from dpfy.training.update import Update
 
 BEFORE = "finished before"
 MODEL = "model.safetensors"
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One loss per example; for sequences the mean over positions."""
-    if outputs.dim() == 2:
-        return functional.cross_entropy(outputs, targets, reduction="none")
-    losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
-    return losses.view(len(outputs), -1).mean(1)
-
-
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error per example."""
-    return (outputs.reshape(len(outputs), -1) - targets.reshape(len(targets), -1)).square().mean(1)
-
-
-LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
 
 
 @dataclass(frozen=True)
@@ -74,6 +58,8 @@ def fit(
     plan: Plan,
     optimizer: torch.optim.Optimizer,
     loss: str | Loss = "cross_entropy",
+    labels: str | None = None,
+    objective: Whole | None = None,
     run: str | Path | Run | RunFolder | None = None,
     test: object | None = None,
     test_is: str | None = None,
@@ -83,9 +69,12 @@ def fit(
 ) -> Result:
     """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model holds the released weights.
 
-    `train` and `test` hold (features, targets). Records by user (:func:`dpfy.by_user`, with its unit in the plan) are sampled, clipped
-    and protected user by user; the loss of a user is the sum over its records. `loss` is "cross_entropy", "squared_error" or a function to
-    one loss per example.
+    Batches of `train` and `test` are tuples, whose last field is the target and whose others go to the model, or dicts, whose field
+    `labels` (by default the one called labels, label, targets, target or y) is the target and whose others go to the model by name.
+    `loss` is the name of a loss ("cross_entropy", "mse", "l1", "huber", "bce", "multi_label", "tokens", "next_token"; outputs with
+    `.logits` are understood) or a function of (outputs, targets) to one loss for each row. For everything else give `objective`
+    instead, a function of (model, batch) to one loss for each row. Records by user (:func:`dpfy.by_user`, with its unit in the plan)
+    are sampled, clipped and protected user by user; the loss of a user is the sum over its records.
 
     `test_is` declares what `test` is. "public": what is measured on it is published, exactly. "billed": its records are private; counts
     of right and wrong answers are released with Gaussian noise of `test_noise` times what one record adds (by default about a tenth of
@@ -97,8 +86,11 @@ def fit(
 
     Guarantees: those of :class:`PrivateTraining`.
     """
-    chosen = LOSSES[check.one_of("loss", loss, LOSSES)] if isinstance(loss, str) else loss
+    check_parts(model, optimizer, plan)
+    aim = Objective(loss, labels, objective)
+    aim.check("train", train)
     use = evaluation.check_use(test, test_is, test_noise)
+    aim.check("test", test)
     held_out = None if test is None else as_records(test)
     if isinstance(held_out, UserRecords):
         raise InvalidInput("test", "records by user", "must be records one by one (UserRecords.alone gives them)")
@@ -112,17 +104,14 @@ def fit(
     training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update)
     with training:
         if use == BILLED and held_out is not None:
-            evaluation.require_classes(training, held_out)
+            evaluation.require_answers(training, held_out, aim)
         model.train()
         noted = metrics.last_step(training.folder.path)
-        if isinstance(training.records, UserRecords):
-            step = training.captured(_losses_by_user(model, chosen))
-        else:
-            step = training.captured(lambda features, targets: chosen(model(features), targets))
-        for batch in _noting(training, noted, chosen, held_out if use == PUBLIC else None):
-            step(*batch)
-        found = _evaluated(training, chosen, held_out, use)
-        utility = found.utility or evaluation.measure(training, chosen, held_out)
+        step = training.captured(aim.losses_of(model, users=isinstance(training.records, UserRecords)))
+        for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None):
+            step(batch)
+        found = _evaluated(training, aim, held_out, use)
+        utility = found.utility or evaluation.measure(training, aim, held_out)
         guarantee = training.guarantee()
         folder = training.finish(found.utility, found.confusion, found.test)
         with torch.no_grad():
@@ -132,15 +121,6 @@ def fit(
     epsilon = guarantee.epsilon(plan.delta)
     seconds = time.monotonic() - started
     return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
-
-
-def _losses_by_user(model: nn.Module, loss: Loss) -> Callable[..., Tensor]:
-    """One loss a user from a batch of users: the sum over the user's own records."""
-
-    def losses(features: Tensor, targets: Tensor, real: Tensor) -> Tensor:
-        return per_user(loss(model(features.flatten(0, 1)), targets.flatten(0, 1)), real)
-
-    return losses
 
 
 def _billed(run: str | Path | Run | RunFolder | None, plan: Plan, noise: float | None) -> Run | RunFolder:
@@ -154,11 +134,11 @@ def _billed(run: str | Path | Run | RunFolder | None, plan: Plan, noise: float |
     return replace(whole, evaluation=chosen)
 
 
-def _evaluated(training: PrivateTraining, loss: Loss, test: Records | None, use: str) -> evaluation.Evaluation:
+def _evaluated(training: PrivateTraining, aim: Objective, test: Records | None, use: str) -> evaluation.Evaluation:
     """What is told about the released model on `test`."""
     if test is None or use == evaluation.WITHHELD:
         return evaluation.Evaluation(use, {})
-    return evaluation.public(training, loss, test) if use == PUBLIC else evaluation.billed(training, test)
+    return evaluation.public(training, aim, test) if use == PUBLIC else evaluation.billed(training, test, aim)
 
 
 def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
@@ -179,7 +159,7 @@ def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
     return Result(folder, guarantee, guarantee.epsilon(plan.delta), plan.delta, utility, told["steps_done"], 0.0, BEFORE)
 
 
-def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | None) -> Iterator[tuple[Tensor, ...]]:
+def _noting(training: PrivateTraining, noted: int, aim: Objective, test: Records | None) -> Iterator[Batch]:
     """The batches; between steps, the marked ones leave a row in metrics.jsonl, also where a crash lost it."""
     epsilons = spent(training.plan)
 
@@ -188,7 +168,7 @@ def _noting(training: PrivateTraining, noted: int, loss: Loss, test: Records | N
         done = training.steps_done
         if done > noted:
             if done in epsilons:
-                training._note(epsilon=epsilons[done], **evaluation.measure(training, loss, test))
+                training._note(epsilon=epsilons[done], **evaluation.measure(training, aim, test))
             noted = done
 
     note()

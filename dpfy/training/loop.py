@@ -26,7 +26,7 @@ from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
 from dpfy.training import checkpoint, computation, finish, guard, metrics, public, resume, state
-from dpfy.training.admission import check_first, check_optimizer, check_records
+from dpfy.training.admission import check_first, check_optimizer, check_parts, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.batches import Batches, Captures, Drawing
 from dpfy.training.guard import Guard
@@ -70,6 +70,7 @@ class PrivateTraining:
         update: Update | None = None,
     ) -> None:
         self._entered = False
+        check_parts(model, optimizer, plan)
         check_model(model)
         guard.check_state(model)
         self.model, self.optimizer, self.plan = model, optimizer, plan
