@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from dpfy.accounting.gaussian import sigma_analytic
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
+from dpfy.data.batch import Batch, placed
 from dpfy.data.records import Records
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
-from dpfy.training.objective import Batch, Objective
+from dpfy.training.objective import Objective
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
@@ -189,7 +189,7 @@ def _batches(training: PrivateTraining, test: Records, each: int = BATCH) -> Ite
     try:
         with training.averaged():
             for indices in torch.arange(len(test)).split(each):
-                yield pytree.tree_map_only(Tensor, lambda t: t.to(training.device), test.take(indices))
+                yield placed(test.take(indices), training.device)
     finally:
         for module, was in mode.items():
             module.training = was

@@ -16,6 +16,7 @@ from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
+from dpfy.data.batch import Batch
 from dpfy.data.records import Records, as_records
 from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
@@ -27,7 +28,7 @@ from dpfy.training.admission import check_parts
 from dpfy.training.evaluation import BILLED, PUBLIC
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
-from dpfy.training.objective import Batch, Objective, Whole
+from dpfy.training.objective import Objective, Whole
 from dpfy.training.progress import spent
 from dpfy.training.run import CARD, Run, RunFolder, complete
 from dpfy.training.runtime import Runtime

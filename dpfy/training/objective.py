@@ -13,13 +13,13 @@ from torch.utils.data import TensorDataset
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.data.batch import Batch
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords
 from dpfy.gradients.engines.per_user import per_user
 from dpfy.training import losses
 from dpfy.training.losses import CLASSES, LOSSES, Loss, Named
 
-Batch = Any
 Whole = Callable[[nn.Module, Batch], Tensor]
 """(model, batch) to one loss for each row."""
 
