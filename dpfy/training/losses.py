@@ -26,6 +26,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
             raise InvalidInput("labels", _told(targets), rule)
         losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(0, -2), reduction="none")
         return losses.view(len(outputs), -1).mean(1)
+    if outputs.dim() == 2 and targets.dim() == 1 and len(outputs) == len(targets):
+        return functional.cross_entropy(
+            outputs, targets.long(), reduction="none"
+        )  # as people write it: runs of both kinds are one
     return _of_classes(outputs, targets).mean(1)
 
 
