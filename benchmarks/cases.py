@@ -251,6 +251,7 @@ GPU: dict[str, Case] = {
     "encoder-t128-64": Case(lambda: Encoder(12, 768, 12, vocabulary=30522), sentences(64, 128, 30522), classes),
     "llama-160m-16": Case(lambda: Llama(14, 768, 12, 4, 3072, 50304), text(16, 512, 50257), tokens),
     "llama-1b-8": Case(lambda: Llama(16, 2048, 32, 8, 8192, 32768), text(8, 512, 32768), tokens),
+    "lora-8b-8": Case(lambda: adapted(Llama(32, 4096, 32, 8, 14336, 128256), 16), text(8, 512, 128256), tokens),
     "lora-3b-8": Case(lambda: adapted(Llama(28, 3072, 24, 8, 8192, 32768), 16), text(8, 512, 32768), tokens),
 }
 GPU |= {name + AUTOCAST: under_autocast(GPU[name]) for name in ("gpt2-t256-32", "vit-b16-64", "encoder-t128-64", "llama-160m-16")}

@@ -250,8 +250,11 @@ def _route(module: nn.Module, weight: nn.Parameter, positions: int, batch: int) 
             return "products kept", float(routes.PASS_COST * width) / 4.0, batch * width
     gram, product, kept = float(positions**2 * (rows + columns)), float(positions * width), batch * width <= KEEP_ELEMENTS
     if weight.is_cuda:
-        by_gram = routes.by_gram_on_gpu(positions, rows, columns)
-        return ("gram kernel", gram / 2, 0) if by_gram else ("products in chunks", product, 0)
+        if routes.by_gram_on_gpu(positions, rows, columns):
+            return "gram kernel", gram / 2, 0
+        if routes.kept_on_gpu(width, positions * (rows + columns) * weight.element_size()):
+            return "products kept", 0.0, batch * width
+        return "products in chunks", product, 0
     if weight.dim() > 2:
         by_gram, kept = routes.convolution_by_gram(positions, rows, columns), kept and positions >= routes.KEPT_POSITIONS
     else:

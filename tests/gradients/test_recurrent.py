@@ -26,7 +26,7 @@ from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.engines.per_user import per_user
 from dpfy.gradients.inspect import inspect
 from dpfy.gradients.kernels import addresses
-from dpfy.gradients.layers import cudnn
+from dpfy.gradients.layers import cudnn, fused_cells
 from dpfy.gradients.layers.table import rule_for
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -196,6 +196,74 @@ def test_what_cudnn_is_asked_for(kind: str, seed: int, monkeypatch: pytest.Monke
     assert used or model.inner.proj_size
 
 
+def imitated_lstm(given: Tensor, hidden: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    """torch's fused cell, which only CUDA has: the activated gates are kept."""
+    i, f, g, o = (given + hidden).chunk(4, 1)
+    work = torch.cat([i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()], 1)
+    i, f, g, o = work.chunk(4, 1)
+    cell = f * c + i * g
+    return o * cell.tanh(), cell, work
+
+
+def imitated_lstm_back(
+    dh: Tensor | None, dc: Tensor | None, c: Tensor, cell: Tensor, work: Tensor, bias: bool
+) -> tuple[Any, ...]:
+    assert not bias
+    i, f, g, o = work.chunk(4, 1)
+    dh = torch.zeros_like(c) if dh is None else dh
+    inner = dh * o * (1 - cell.tanh().square()) + (0 if dc is None else dc)
+    gates = [inner * g * i * (1 - i), inner * c * f * (1 - f), inner * i * (1 - g.square()), dh * cell.tanh() * o * (1 - o)]
+    return torch.cat(gates, 1), inner * f, None
+
+
+def imitated_gru(given: Tensor, hidden: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    (ar, az, an), (br, bz, bn) = given.chunk(3, 1), hidden.chunk(3, 1)
+    r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
+    n = (an + r * bn).tanh()
+    return n + z * (h - n), torch.cat([r, z, n, h, bn], 1)
+
+
+def imitated_gru_back(dh: Tensor, work: Tensor, bias: bool) -> tuple[Any, ...]:
+    assert not bias
+    r, z, n, h, inner = work.chunk(5, 1)
+    dz, dn = dh * (h - n) * (1 - z) * z, dh * (1 - z) * (1 - n * n)
+    dr = dn * inner * (1 - r) * r
+    return torch.cat([dr, dz, dn], 1), torch.cat([dr, dz, dn * r], 1), dh * z, None, None
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_what_fused_cells_are_asked_for(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    usable = fused_cells.usable
+
+    def serves(kind: str, gates: Tensor, weights: Any, steps: Any) -> bool:
+        assert not usable(kind, gates, weights, steps)  # not on a CPU
+        used.append(weights.project is None and steps.sizes is None)
+        return used[-1]
+
+    for name in ("lstm", "lstm_back", "gru", "gru_back"):
+        monkeypatch.setattr(fused_cells, f"_{name}", globals()[f"imitated_{name}"])
+    monkeypatch.setattr(fused_cells, "usable", serves)
+    r = random.Random(f"cells {kind} {seed}")
+    torch.manual_seed(seed)
+    model, given = drawn(r, kind)
+    assert gap_to_loop(model, given) < 1e-9
+    assert used
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_fused_cells_equal_the_loop(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's own cells."""
+    monkeypatch.setattr(fused_cells, "LARGE", 0)
+    r = random.Random(f"cells {kind} {seed}")
+    torch.manual_seed(seed)
+    model, given = drawn(r, kind, "cuda")
+    assert gap_to_loop(model, given, r.choice([FlatClip(0.3), PerLayerClip(0.5)])) < 1e-9
+
+
 KINDS: dict[str, Callable[[], nn.RNNBase]] = {
     "lstm": lambda: nn.LSTM(D, H, 2, batch_first=True),
     "gru": lambda: nn.GRU(D, H, 2, batch_first=True, bidirectional=True),
@@ -320,6 +388,10 @@ def test_outputs_are_those_of_the_module(kind: str, dtype: Any, device: str) -> 
     total = engine.bounded_sum(found.float().square().sum((1, 2)), FlatClip(1.0)).value
     engine.detach()
     assert type(last) is type(end)
+    if narrow and device == "cuda":  # where torch's own runs in float16, whatever the type that was asked for
+        assert found.dtype == torch.bfloat16
+        expected, end = expected.to(found.dtype), tuple(t.to(found.dtype) for t in end) if isinstance(end, tuple) else end
+        last = tuple(t.to(found.dtype) for t in last) if isinstance(last, tuple) else last.to(end.dtype)
     assert found.dtype == expected.dtype
     assert (found.shape, found.stride()) == (expected.shape, expected.stride())
     most = 1e-5 if dtype == torch.float32 else 0.02

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -85,13 +85,14 @@ def wide(t: Tensor) -> Tensor:
 
 
 def wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """The matrix product of `a` and `b`, in float32 for narrower factors: accumulated wide, and not rounded afterwards."""
+    """The matrix product of `a` and `b`, or of many, in float32 for narrower factors: accumulated wide, and not rounded afterwards."""
+    product: Any = torch.mm if a.dim() == 2 else torch.bmm
     if a.dtype in (torch.float32, torch.float64):
-        return torch.mm(a, b, out=out)
+        return product(a, b, out=out)  # type: ignore[no-any-return]
     if a.is_cuda:
         with suppress(TypeError, RuntimeError):  # builds without a wide result take the longer way
-            return torch.mm(a, b, out_dtype=torch.float32, out=out)
-    return torch.mm(a.float(), b.float(), out=out)
+            return product(a, b, out_dtype=torch.float32, out=out)  # type: ignore[no-any-return]
+    return product(a.float(), b.float(), out=out)  # type: ignore[no-any-return]
 
 
 def scaled(t: Tensor, weights: Tensor, scratch: Tensor | None = None) -> Tensor:
@@ -260,11 +261,6 @@ def storages(*parts: object) -> set[int]:
     would lie elsewhere when its work is recorded than when it is repeated.
     """
     return {t.data_ptr() - int(t.storage_offset()) * t.element_size() for part in parts for t in _tensors(part)}
-
-
-def nbytes(*parts: object) -> int:
-    """How much memory the tensors in some contributions take; several may share one."""
-    return sum({t.data_ptr(): t.nbytes for part in parts for t in _tensors(part)}.values())
 
 
 def _tensors(part: object) -> Iterator[Tensor]:

@@ -72,6 +72,16 @@ class Outer:
             return self._estimate(norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS), self._sizes())
         return self._estimate(*self.gram()) if self._by_gram else self._estimate(self._products(), self._sizes())
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a GPU makes the products of the examples once, and keeps them: those of a narrow layer with many positions."""
+        positions, p, d = *self.left.shape[1:], self.right.shape[-1]
+        return not self.by_gram and routes.kept_on_gpu(p * d, positions * (p + d) * self.left.element_size())
+
+    def kept(self) -> Direct:
+        """The products, in float32 or wider: what is kept is what was measured and what will be added."""
+        return Direct(wide_product(self.left.mT, self.right))
+
     def _one_position(self) -> Tensor:
         return row_squares(self.left) * row_squares(self.right)
 
@@ -164,6 +174,12 @@ class Outer:
 
     def cleaned(self, keep: Tensor) -> Outer:
         return Outer(kept(self.left, keep), kept(self.right, keep))
+
+
+def outer(left: Tensor, right: Tensor) -> Outer | Direct:
+    """The contribution of a product over positions, by the route for its shapes."""
+    part = Outer(left, right.to(left.dtype))
+    return part.kept() if kernels.usable(left) and left.shape[1] > 1 and part.keeps else part
 
 
 def _positions_first(t: Tensor) -> bool:

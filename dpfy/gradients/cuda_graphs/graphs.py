@@ -46,6 +46,14 @@ def _from_pool(purpose: str) -> AbstractContextManager[None]:
     return torch.cuda.use_mem_pool(_POOLS[key])
 
 
+def unowned(t: torch.Tensor) -> torch.Tensor:
+    """What lies where `t` lies, without keeping the memory: for memory of a graph, which its pool keeps."""
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    size = (last + 1) * t.element_size() if t.numel() else 0
+    storage = torch._C._construct_storage_from_data_pointer(t.data_ptr(), t.device, size)  # type: ignore[attr-defined]
+    return torch.empty(0, dtype=t.dtype, device=t.device).set_(storage, 0, t.shape, t.stride())
+
+
 class CudaGraph:
     """Work that is launched whole, on the tensors it was recorded with: their memory must hold what the work is to read."""
 

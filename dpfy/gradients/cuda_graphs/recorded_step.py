@@ -7,14 +7,15 @@ runs forward and backward itself, on the way to its multipliers. From there on t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from dpfy.gradients.contributions.clipped_sum import Flag, Scaled
-from dpfy.gradients.contributions.contribution import Contribution, Direct, nbytes, storages
+from dpfy.gradients.contributions.contribution import Contribution, Direct, storages
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.sliced import pieces_of
 from dpfy.gradients.cuda_graphs import graphs
@@ -91,7 +92,15 @@ class RecordedReports(RecordedStep):
         self.sections, self.end = sections, end
         self.scratch = int(end[0])  # type: ignore[call-overload]
         self.trusted, self.misses = False, 0
-        self.held = nbytes([own for section in sections for own in section.own if own is not None])
+
+    def share(self) -> None:
+        """Let recordings that take turns have the same memory: every use of one writes its own contributions anew.
+
+        They are still read where a step goes on otherwise than it began, before another recording is used.
+        """
+        seen: dict[int, tuple[object, object]] = {}
+        for section in self.sections:
+            section.own = _unowned(section.own, seen)
 
 
 def own_parts(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | None:
@@ -105,3 +114,20 @@ def nothing_made(reports: list[Report], found: list[Parts]) -> bool:
     parts = [part for parts in found for uses in parts.values() for part in uses]
     known = all(isinstance(piece, Outer | Direct) for part in parts for piece in pieces_of(part))
     return known and storages(*parts) <= storages(*[report.tensors for report in reports])
+
+
+def _unowned(part: Any, seen: dict[int, tuple[object, object]]) -> Any:
+    """The same contribution, whose tensors do not keep their memory. What is one thing stays one thing."""
+    if id(part) in seen:
+        return seen[id(part)][1]
+    made = part
+    if isinstance(part, Tensor):
+        made = graphs.unowned(part)
+    elif isinstance(part, list | tuple):
+        made = type(part)([_unowned(each, seen) for each in part])
+    elif is_dataclass(part) and not isinstance(part, type):
+        made = copy(part)
+        for each in fields(part):
+            object.__setattr__(made, each.name, _unowned(getattr(part, each.name), seen))
+    seen[id(part)] = part, made
+    return made

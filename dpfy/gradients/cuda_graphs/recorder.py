@@ -38,9 +38,6 @@ SAME = 2
 MOST_RECORDINGS = 24
 """A few for each batch size: what the user still holds of the last step takes turns with what this one makes."""
 
-ALWAYS, HELD_BYTES = 3, 2**28
-"""More recordings than `ALWAYS` must do with so much memory for the gradients that they keep."""
-
 MOST_MISSES = 3
 MOST_WATCHED = 200
 """A loop whose tensors keep moving is not worth watching for ever."""
@@ -144,15 +141,10 @@ class Recorder:
         """Take up a new recording; the one that was not used for longest makes room."""
         first = recording.sections[0].key
         self._watched.pop(first, None)
-        while len(self._recordings) >= MOST_RECORDINGS or self._too_large(recording):
+        if len(self._recordings) >= MOST_RECORDINGS:
             self._recordings.pop(next(iter(self._recordings)))
         self._recordings[first] = recording
         self.made += 1
-
-    def _too_large(self, another: RecordedReports) -> bool:
-        """Whether the gradients that recordings keep take too much memory with those of another one."""
-        held = another.held + sum(recording.held for recording in self._recordings.values())
-        return len(self._recordings) >= ALWAYS and held > HELD_BYTES
 
     def missed(self, recording: RecordedReports) -> None:
         """A step that began like `recording` went on differently."""
@@ -195,6 +187,7 @@ class ReportedStep:
         self._held: list[tuple[Own, list[Report | None]]] = []
         self._parts: Parts = {}
         self._recording: RecordedReports | None = None
+        self._left: RecordedReports | None = None
         self._expected: list[Key] | None = None
         self._made: list[Section] = []
 
@@ -257,7 +250,7 @@ class ReportedStep:
         """Go on as usual: from what the recording left of the reports so far, or from the reports themselves."""
         assert self._recording is not None
         self._recorder.missed(self._recording)
-        self._recording = None
+        self._left, self._recording = self._recording, None  # what it left lies in its memory
         self._again()
 
     def _again(self) -> None:
@@ -299,7 +292,10 @@ class ReportedStep:
             self._recorder.give_up(DpfyError("a recorded step gave another sum than the step it was recorded from"))
             return self._as_usual(buffers)
         self._parts = {}  # what the comparison made lies in memory that is now given back
-        self._recording.trusted = True
+        if not self._recording.trusted:
+            self._recording.trusted = True
+            self._held.clear()
+            self._recording.share()
         self._recorder.repeat(self._recording)
         return Bounded(dict(buffers.places), self._request.clip.bound)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpfy.gradients import kernels
 from dpfy.gradients.contributions.contribution import Deferred, Direct, SumJob
-from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.contributions.outer import Outer, outer
 from dpfy.gradients.contributions.rounding import row_squares
 from dpfy.gradients.contributions.shared import Measured
 from dpfy.gradients.layers import fused
@@ -52,8 +52,8 @@ def outer_parts(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor, jobs:
     g, a = as_positions(g), as_positions(a)
     if jobs and kernels.usable(g) and g.shape[1] > 1:
         job = SumJob((g,))
-        return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Deferred(job, 0, g.shape[2:]))])
-    return wanted([(weight, lambda: Outer(g, a.to(g.dtype))), (bias, lambda: Direct(total(g, 1)))])
+        return wanted([(weight, lambda: outer(g, a)), (bias, lambda: Deferred(job, 0, g.shape[2:]))])
+    return wanted([(weight, lambda: outer(g, a)), (bias, lambda: Direct(total(g, 1)))])
 
 
 def _one_position(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
@@ -73,6 +73,6 @@ def run_transformers_linear(module: Any, tape: Tape, site: Site, x: Tensor) -> T
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         outs, ins = as_positions(view(g)), as_positions(view(saved[0]))
-        return wanted([(weight, lambda: Outer(ins.to(outs.dtype), outs)), (bias, lambda: Direct(total(outs, 1)))])
+        return wanted([(weight, lambda: outer(ins.to(outs.dtype), outs)), (bias, lambda: Direct(total(outs, 1)))])
 
     return product(x, tape, site, explain, weight.detach().t(), bias)

@@ -27,7 +27,7 @@ from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.rounding import self_products
 from dpfy.gradients.contributions.sliced import Sliced
 from dpfy.gradients.engine import no_autocast
-from dpfy.gradients.layers import cudnn, fused
+from dpfy.gradients.layers import cudnn, fused, fused_cells
 from dpfy.gradients.layers.recurrence import Made, Steps, Weights, before_each, gru, lstm, plain
 from dpfy.gradients.layers.rule import Found, View, as_positions, constant, total, wanted
 from dpfy.gradients.tracing.tape import Explain, Site, Tape, Where, reads, report
@@ -230,11 +230,19 @@ class _Direction:
 
     def _recur(self, gates: Tensor, weights: Weights, h: Tensor | None, c: Tensor | None, how: _Sequences) -> Made:
         """The recurrence, in float32 or wider where it is our own."""
-        steps, fast = Steps(how.length, self.reverse, how.sizes), cudnn.usable(gates, weights)
+        steps = Steps(how.length, self.reverse, how.sizes)
+        cells = fused_cells.usable(self.kind, gates, weights, steps)
+        fast = cells or cudnn.usable(gates, weights)
         dtype = gates.dtype if fast or gates.dtype == torch.float64 else torch.float32
         gates, weights = gates.to(dtype), weights.to(dtype)
         h = _first(gates[..., : weights.hidden.shape[1]], h)
         c = _first(gates[..., : gates.shape[2] // 4], c)
+        if cells:
+            return (
+                fused_cells.lstm(gates, weights, h, c, steps)
+                if self.kind == "LSTM"
+                else fused_cells.gru(gates, weights, h, steps)
+            )
         if fast:
             return cudnn.recur(self.kind, gates, weights, h, c if self.kind == "LSTM" else None, steps)
         if self.kind == "LSTM":

@@ -33,6 +33,9 @@ COPIES = {"tolist", "numpy", "__array__", "__dlpack__"}
 TRUSTED = {"transformers", "peft", "dpfy"}
 """Packages that read values to choose a faster way to the same result (such as no mask where nothing is masked)."""
 
+GIVES_BACK = frozenset({torch.ops.aten._cudnn_rnn.default})
+"""Operations that return, beside what they made, an input as it is: cuDNN its weights, which no schema tells."""
+
 
 class OperationRecorder:
     """Writes down a program while it is on. Two modes of torch: one sees the operations, one what Python reads."""
@@ -108,7 +111,8 @@ class OperationRecorder:
         operation.read = plain and bool(origin) and self.outer in READS and not _trusted(sys._getframe())
         operation.view = not plain and not operation.written and all(r.storage in seen for r in operation.outputs)
         if origin and not operation.view:
-            for ref in (*operation.outputs, *operation.written):
+            given = seen if operation.call in GIVES_BACK else set()
+            for ref in (*[r for r in operation.outputs if r.storage not in given], *operation.written):
                 program.origin[ref.storage] = program.origin.get(ref.storage, 0) | origin
         if operation.outputs or operation.read or operation.written:
             program.operations.append(operation)
