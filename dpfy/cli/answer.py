@@ -10,6 +10,9 @@ from typing import Any
 
 from dpfy.core.errors import DpfyError
 
+MOST_LINE = 600
+"""Characters of a message."""
+
 
 class Unwritable(DpfyError):
     """Standard output takes no more: a full disk, a closed pipe."""
@@ -60,7 +63,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
 
 
-def one_line(text: str, most: int = 600) -> str:
+def one_line(text: str, most: int = MOST_LINE) -> str:
     """A message as one line of at most `most` characters."""
     line = printable(" ".join(text.split("\n"))).strip()
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from dpfy.cli import (
     compare_runs,
     derive,
     explore,
+    init,
     inspect,
     ledger,
     query,
@@ -33,16 +35,19 @@ from dpfy.cli import (
 HELP = """Differentially private machine learning: the guarantee printed is the guarantee delivered.
 
 Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder that anyone can check with
-[b]dpfy verify[/b]. Plan before you touch data with [b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b]
-(how much noise do I need?) and [b]dpfy explore[/b]. Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b];
-[b]dpfy query[/b] asks private statistics of a table; [b]dpfy ledger[/b] shows what all runs on a data set have spent together.
+[b]dpfy verify[/b]. [b]dpfy init[/b] drafts schema and job for a table of your own. Plan before you touch data with
+[b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b] (how much noise do I need?) and [b]dpfy explore[/b].
+Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b]; [b]dpfy query[/b] asks private statistics of a table;
+[b]dpfy ledger[/b] shows what all runs on a data set have spent together.
 Every verb takes --json and then prints one JSON object on standard output.
 """
 
-app = typer.Typer(
-    name="dpfy", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
-)
+COMPLETE = "_DPFY_COMPLETE"
+"""Set by the shell when it asks how a word may go on (--install-completion)."""
+
+app = typer.Typer(name="dpfy", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
 app.command("train", cls=train.Command)(train.train)
+app.command("init")(init.init)
 app.command("verify")(verify.verify)
 app.command("sign")(sign.sign)
 app.command("derive")(derive.derive)
@@ -78,6 +83,8 @@ def about(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and exit with its status. Errors are one line on standard error."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if os.environ.get(COMPLETE):
+        _command().main(given, prog_name="dpfy")  # answers the shell and exits
     sys.exit(boundary.run(_command(), given))
 
 

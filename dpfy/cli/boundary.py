@@ -17,10 +17,14 @@ from typing import Any
 import typer
 
 from dpfy.cli import answer
+from dpfy.core import packages
 from dpfy.core.errors import DpfyError, InvalidInput
+from dpfy.core.problems import Long, Several
 
 DEBUG = "DPFY_DEBUG"
 REFUSED, INTERRUPTED = 2, 130
+MOST_PROBLEMS = 1 << 16
+"""Characters of a line that lists many problems."""
 
 
 def run(command: Any, arguments: Sequence[str]) -> int:
@@ -49,11 +53,14 @@ def run(command: Any, arguments: Sequence[str]) -> int:
 
 def described(problem: BaseException) -> dict[str, Any]:
     """What went wrong: type, one-line message, and for bad input its field, value and rule."""
-    return {"type": type(problem).__name__, "message": answer.one_line(_message(problem))} | (
-        {"field": problem.field, "value": answer.one_line(_repr(problem.value), 80), "rule": answer.one_line(problem.rule)}
-        if isinstance(problem, InvalidInput)
-        else {}
-    )
+    most = MOST_PROBLEMS if isinstance(problem, Long) else answer.MOST_LINE
+    told: dict[str, Any] = {"type": type(problem).__name__, "message": answer.one_line(_message(problem), most)}
+    if isinstance(problem, Several):
+        return told | {"type": InvalidInput.__name__, "problems": [described(each) for each in problem.problems]}
+    if isinstance(problem, InvalidInput):
+        value, rule = answer.one_line(_repr(problem.value), 80), answer.one_line(problem.rule, most)
+        return told | {"type": InvalidInput.__name__, "field": problem.field, "value": value, "rule": rule}
+    return told
 
 
 def _message(problem: BaseException) -> str:
@@ -66,7 +73,7 @@ def _message(problem: BaseException) -> str:
     for kinds, words in WORDS:
         if isinstance(problem, kinds) or (_no_memory(problem) and kinds is MemoryError):
             return words(problem)
-    return f"internal error: {type(problem).__name__}: {problem}; this is a mistake in dpfy ({DEBUG}=1 shows where)"
+    return _ours(problem)
 
 
 def _of_system(problem: BaseException) -> str:
@@ -75,7 +82,19 @@ def _of_system(problem: BaseException) -> str:
     return f"{where}{problem.strerror or problem or type(problem).__name__}"
 
 
+def _not_installed(problem: BaseException) -> str:
+    name = getattr(problem, "name", None) or ""
+    if not isinstance(problem, ModuleNotFoundError) or name.partition(".")[0] in ("", "dpfy"):
+        return _ours(problem)
+    return f"this needs the package {name.partition('.')[0]}, which is not installed; {packages.way_out(name)}"
+
+
+def _ours(problem: BaseException) -> str:
+    return f"internal error: {type(problem).__name__}: {problem}; this is a mistake in dpfy ({DEBUG}=1 shows where)"
+
+
 WORDS: tuple[tuple[Any, Any], ...] = (
+    (ImportError, _not_installed),
     (MemoryError, lambda problem: "not enough memory for this; ask for less at a time"),
     (RecursionError, lambda problem: "an input is nested too deeply"),
     (ArithmeticError, lambda problem: f"a number is too large or too small to compute with ({problem})"),

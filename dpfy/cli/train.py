@@ -66,7 +66,8 @@ def train(
     out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     data: Annotated[str | None, _option("embedded, digits, mnist, csv, ...")] = None,
-    records: Annotated[int | None, _option("Public number of training records.")] = None,
+    path: Annotated[str | None, _option("File of your own: .csv, .parquet, .npz.")] = None,
+    records: Annotated[str | None, _option("Public number to train on, less those held out.")] = None,
     model: Annotated[str | None, _option("scattering-linear, linear, mlp, ...")] = None,
     epsilon: Annotated[float | None, _option("Epsilon to reach (default 3).")] = None,
     delta: Annotated[float | None, _option("Delta (1e-5); below 1/records.")] = None,
@@ -89,13 +90,16 @@ def train(
 
     Without arguments: 4,000 embedded MNIST images, epsilon 3, delta 1e-5. The plan is in the ledger before any data is read.
 
+    A table of your own: dpfy init people.csv, fill in the schema, dpfy train people.job.toml. A fifth of it is held out.
+
     Flags win over the file. What has no flag is reached with --set (--show-config lists it): clip rules, noise schedules, users, engines.
 
     Example: dpfy train job.toml --set training.clip=quantile --set data.test=public
     """
     flags = {
         "data.kind": data,
-        "privacy.records": records,
+        "data.path": path,
+        "privacy.records": records if records is None or not records.isdecimal() else int(records),
         "model.name": model,
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
@@ -137,7 +141,7 @@ def _train(
         tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
         return
     from dpfy.runs.folder import fresh_path
-    from dpfy.training import job
+    from dpfy.training import job, ready
 
     folder = out or fresh_path()
     with resumable(folder, "dpfy train"):
@@ -146,8 +150,7 @@ def _train(
         else:
             if resume:
                 job.require_run(folder)
-            raw = configuration.read_toml(config) if config else job.stored_config(folder) if resume else {}
-            whole = configuration.make(raw, given)
+            whole = configuration.make(job.stored_config(folder), given) if resume and not config else ready.job(config, given)
             if show:
                 tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
                 return

@@ -7,8 +7,10 @@ import json
 import os
 import stat
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from dpfy.core.errors import Corrupt, InvalidInput
 
@@ -33,6 +35,19 @@ def content(field: str, path: Path, *, most: int = MOST_TEXT, name: str | None =
     Guarantees: a pipe, a device, a folder and a file above `most` bytes are refused without being waited for or read.
     """
     shown = str(path) if name is None else name
+    with opened(field, path, shown) as file:
+        found = up_to(file, most + 1)
+    if len(found) > most:
+        raise InvalidInput(field, shown, f"holds more than {most} bytes")
+    return found
+
+
+@contextmanager
+def opened(field: str, path: Path, shown: str) -> Iterator[BinaryIO]:
+    """A regular file, open for reading; a fault of the system while it is read is one line too.
+
+    Guarantees: a pipe, a device and a folder are refused without being waited for.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:
@@ -45,12 +60,9 @@ def content(field: str, path: Path, *, most: int = MOST_TEXT, name: str | None =
         raise InvalidInput(field, shown, f"must be a file, and is {kind(mode)}")
     try:
         with os.fdopen(handle, "rb") as file:
-            found = up_to(file, most + 1)
+            yield file
     except OSError as problem:
         raise InvalidInput(field, shown, why(problem, "cannot be read")) from None
-    if len(found) > most:
-        raise InvalidInput(field, shown, f"holds more than {most} bytes")
-    return found
 
 
 def up_to(file: Readable, most: int) -> bytes:

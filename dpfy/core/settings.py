@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, field, fields
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import check, reading
+from dpfy.core import check, problems, reading
 from dpfy.core.errors import InvalidInput
 
 Sections = Mapping[str, type]
 Raw = dict[str, dict[str, Any]]
+Related = Mapping[str, Collection[str]]
 MOST_VALUE = 1 << 16
 """No value on a command line is longer than this."""
 
@@ -29,13 +30,70 @@ def setting(default: Any, words: str, otherwise: str = "") -> Any:
 
 def read(sections: Sections, path: Path) -> Raw:
     """The sections of a TOML file, names checked, values not yet."""
-    raw = reading.toml("config", path)
-    check.known_keys("", raw, sections)
-    for name, section in raw.items():
-        if not isinstance(section, dict):
-            raise InvalidInput(name, section, f"must be a section: [{name}]")
-        check.known_keys(name, section, names(sections[name]))
+    raw, found = parsed(sections, path)
+    problems.raise_all(found)
     return raw
+
+
+def parsed(sections: Sections, path: Path) -> tuple[Raw, list[InvalidInput]]:
+    """The sections and keys of a TOML file that are known, values not yet checked; and what is wrong with the others."""
+    raw, found, known = reading.toml("config", path), [], {}
+    for name, section in raw.items():
+        if wrong := problems.attempted(check.known_keys, "", [name], sections):
+            found += wrong
+        elif not isinstance(section, dict):
+            found.append(InvalidInput(name, section, f"must be a section: [{name}]"))
+        else:
+            allowed = names(sections[name])
+            for key in section:
+                found += problems.attempted(check.known_keys, name, [key], allowed)
+            known[name] = {key: value for key, value in section.items() if key in allowed}
+    return known, found
+
+
+def merged(sections: Sections, raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any], exclusive: Related) -> Raw:
+    """The values of a file with those of a command line over them. A field that is given there replaces its alternatives in the file."""
+    whole: Raw = {name: dict(raw.get(name, {})) for name in sections}
+    for key, value in flags.items():
+        section, _, name = key.partition(".")
+        if value is not None:
+            for other in exclusive.get(key, ()):
+                if flags.get(f"{section}.{other}") is None:
+                    whole[section].pop(other, None)
+            whole[section][name] = value
+    return whole
+
+
+def assembled(whole: type, sections: Sections, values: Raw, decisive: Related) -> tuple[Any, list[InvalidInput]]:
+    """The configuration of these values, None if there is none, and everything that is wrong with them."""
+    parts, found = {}, list[InvalidInput]()
+    for name, given in values.items():
+        listed = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
+        parts[name], wrong = built(name, sections[name], listed, decisive.get(name, ()))
+        found += wrong
+    if found:
+        return None, found
+    try:
+        return whole(**parts), []
+    except InvalidInput as problem:
+        return None, list(problems.each(problem))
+
+
+def built(section: str, kind: type, values: Mapping[str, Any], decisive: Collection[str]) -> tuple[Any, list[InvalidInput]]:
+    """The section of these values, and all that is wrong with them: what breaks a rule is left out, and the rest is tried again.
+
+    `decisive`: keys on which rules of other keys depend. When one of them is wrong nothing is said about the rest of the section.
+    """
+    left, found = dict(values), list[InvalidInput]()
+    while True:
+        try:
+            return kind(**left), found
+        except InvalidInput as problem:
+            found += problems.each(problem)
+            key = found[-1].field.removeprefix(f"{section}.").partition("[")[0]
+            if key not in left or key in decisive:
+                return None, found
+            del left[key]
 
 
 def names(section: type) -> dict[str, Field[Any]]:

@@ -6,15 +6,18 @@ import csv
 import io
 from collections.abc import Sequence
 
-from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core import packages
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.files import DataFile
+from dpfy.data.header import delimiter_of
 
 MOST_CELLS = 2**27
 
 
 def read_csv(file: DataFile, least: int = 1) -> dict[str, list[str]]:
-    """Columns by name from a comma-separated file with a header line and at least so many rows (0 or 1)."""
-    reader = csv.reader(io.StringIO(file.text(), newline=""), strict=True)
+    """Columns by name from a file with a header line, which says whether commas, semicolons or tabs, and so many rows (0 or 1)."""
+    text = file.text()
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter_of(text), strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
         _check_header(header, file)
@@ -36,7 +39,7 @@ def read_parquet(file: DataFile, least: int = 1) -> dict[str, list[object]]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise Unsupported("Parquet without pyarrow", "install it (pip install pyarrow) or give the table as CSV") from None
+        raise packages.missing("Parquet", "pyarrow") from None
     content = file.read()
     if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
         raise Corrupt(file.name, "not a Parquet file, or truncated")

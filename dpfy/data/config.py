@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
-from dpfy.core import check
+from dpfy.core import check, problems
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting, text
 from dpfy.core.unit import EXAMPLE, Unit
@@ -33,6 +34,14 @@ MOST_RECORDS = 1 << 20
 """Of one user: as many places are held in memory for every user."""
 REQUIRED = {"idx": ("path", "labels_path", "classes"), "npz": ("path", "classes"), "csv": ("path", "schema"),
             "parquet": ("path", "schema"), "text": ("path",)}  # fmt: skip
+HINTS = dict.fromkeys(("csv", "parquet"), " (dpfy init FILE drafts schema and job)")
+SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".npz": "npz", ".txt": "text"}
+"""What a file is by its name, where the configuration does not say."""
+
+
+def kind_of(path: str) -> str | None:
+    """The kind of a file by its name, compressed or not; None where the name does not say."""
+    return SUFFIXES.get(PurePath(path.removesuffix(".gz")).suffix.lower())
 
 
 @dataclass(frozen=True)
@@ -99,10 +108,9 @@ class DataConfig:
             text("data.user", self.user, "must be the name of a column")
 
     def _check_fields_fit_the_kind(self) -> None:
-        for name in REQUIRED.get(self.kind, ()):
-            if getattr(self, name) is None:
-                rule = f"must be given for kind {self.kind!r}: it is never guessed from the data"
-                raise InvalidInput(f"data.{name}", None, rule)
+        rule = f"must be given for kind {self.kind!r}: it is never guessed from the data" + HINTS.get(self.kind, "")
+        missing = [name for name in REQUIRED.get(self.kind, ()) if getattr(self, name) is None]
+        problems.raise_all(InvalidInput(f"data.{name}", None, rule) for name in missing)
         for name, field in self.__dataclass_fields__.items():
             if name not in (*OF_EVERY_KIND, *FIELDS_OF_KIND[self.kind]) and getattr(self, name) != field.default:
                 allowed = ", ".join(FIELDS_OF_KIND[self.kind]) or "no other field"

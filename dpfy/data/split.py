@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
+from dpfy.data.count import held_out
 from dpfy.data.records import Records
 
 
@@ -36,8 +37,3 @@ def split_fraction(records: Records, fraction: float) -> tuple[Records, Records]
     if count < 2:
         raise InvalidInput("records", count, "at least 2 are needed to hold a part out; give a test file instead")
     return split(records, held_out(count, fraction))
-
-
-def held_out(count: int, fraction: float) -> int:
-    """How many of `count` records are held out."""
-    return min(max(round(fraction * count), 1), count - 1)

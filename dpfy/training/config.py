@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from dpfy import accounting
-from dpfy.core import check, settings
+from dpfy.core import check, problems, settings
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting, text
 from dpfy.core.unit import Adjacency
-from dpfy.data.config import DataConfig
+from dpfy.data.config import DataConfig, kind_of
+from dpfy.data.count import PUBLIC
+from dpfy.data.schema import OPEN
 from dpfy.gradients.clip import CLIPS, LEAST_NORM, Clip
 from dpfy.models.config import ModelConfig
 from dpfy.noise.schedule import Schedule, equal_phases, given_phases
@@ -54,8 +56,11 @@ class PrivacyConfig:
     noise_multiplier: float | None = setting(
         None, "Noise in units of the clip norm, instead of epsilon; 0 trains without privacy.", "the least that reaches epsilon"
     )
-    records: int | None = setting(
-        None, "Public number of units (records, or users) to train on; needed for data of your own.", "that of a public data set"
+    records: int | str | None = setting(
+        None,
+        "Public number of units (records, or users) to train on, those held out left out; needed for data of your own. "
+        '"public" counts the records of a table, where their exact number is public (not with add-or-remove-one).',
+        "that of a public data set",
     )
     adjacency: str = setting(
         Adjacency.ADD_OR_REMOVE_ONE.value, f"Which change is hidden: {', '.join(a.value for a in Adjacency)}."
@@ -79,12 +84,21 @@ class PrivacyConfig:
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise InvalidInput("privacy.noise_multiplier", self.noise_multiplier, "give epsilon or noise_multiplier, not both")
         check.delta("privacy.delta", self.delta)
-        if self.records is not None:
-            check.integer("privacy.records", self.records, most=check.RECORDS)
         check.one_of("privacy.adjacency", self.adjacency, [a.value for a in Adjacency])
+        self._check_records()
         check.one_of("privacy.accountant", self.accountant, accounting.TABLE)
         _flag("privacy.allow_large_delta", self.allow_large_delta)
         check.integer("privacy.group_size", self.group_size, most=MOST_GROUP)
+
+    def _check_records(self) -> None:
+        if self.records == PUBLIC and self.adjacency == Adjacency.ADD_OR_REMOVE_ONE.value:
+            rule = "with add-or-remove-one the exact number is protected: give a public number near it, or privacy.adjacency=replace-one"
+            raise InvalidInput("privacy.records", self.records, rule)
+        if self.records == OPEN:
+            rule = "is open: the public number of records to train on, those held out (data.test_fraction) left out"
+            raise InvalidInput("privacy.records", self.records, rule)
+        if self.records is not None and self.records != PUBLIC:
+            check.integer("privacy.records", self.records, most=check.RECORDS)
 
 
 @dataclass(frozen=True)
@@ -340,17 +354,38 @@ def read_toml(path: Path) -> dict[str, dict[str, Any]]:
     return settings.read(SECTIONS, path)
 
 
+DECISIVE = {
+    "data": ("kind", "test"),
+    "model": ("name",),
+    "training": ("mechanism", "sampling", "clip", "noise_phases"),
+    "ledger": ("path", "budget_epsilon"),
+}
+"""Keys on which the rules of other keys depend."""
+
+
 def make(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> JobConfig:
-    """A configuration from a file's sections and what the command line gives (``section.key``), which wins."""
-    merged: dict[str, dict[str, Any]] = {name: dict(raw.get(name, {})) for name in SECTIONS}
-    for key, value in flags.items():
-        section, _, name = key.partition(".")
-        if value is not None:
-            for other in EXCLUSIVE.get(key, ()):
-                if flags.get(f"{section}.{other}") is None:
-                    merged[section].pop(other, None)
-            merged[section][name] = value
-    return JobConfig(**{name: SECTIONS[name](**_listed(values)) for name, values in merged.items()})
+    """A configuration from a file's sections and what the command line gives (``section.key``), which wins.
+
+    Guarantees: everything that is wrong is told at once (:class:`dpfy.core.problems.Several`).
+    """
+    config, found = attempted(raw, flags)
+    problems.raise_all(found)
+    assert config is not None
+    return config
+
+
+def attempted(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> tuple[JobConfig | None, list[InvalidInput]]:
+    """The configuration, if it is one, and everything that is wrong with it."""
+    return settings.assembled(JobConfig, SECTIONS, merged(raw, flags), DECISIVE)
+
+
+def merged(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> settings.Raw:
+    """The values of a file and of flags, which win. A data file that is named without a kind is what its name says."""
+    values = settings.merged(SECTIONS, raw, flags, EXCLUSIVE)
+    data = values["data"]
+    if "kind" not in data and isinstance(data.get("path"), str) and (kind := kind_of(data["path"])) is not None:
+        data["kind"] = kind
+    return values
 
 
 EXCLUSIVE = {
@@ -360,10 +395,6 @@ EXCLUSIVE = {
     "training.steps": ("epochs",),
 }
 """A flag replaces its alternative in the file."""
-
-
-def _listed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _flag(name: str, value: object) -> None:

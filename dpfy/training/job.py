@@ -16,10 +16,10 @@ from dpfy.core import check, events, reading
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
-from dpfy.data import source
+from dpfy.data import count, source
 from dpfy.data.config import FIELDS_OF_KIND, DataConfig
+from dpfy.data.count import held_out
 from dpfy.data.records import Records
-from dpfy.data.split import held_out
 from dpfy.models import build, features
 from dpfy.plan.auto import Setting, Target, recipe_for
 from dpfy.plan.recipe import Plan, dpsgd
@@ -30,6 +30,7 @@ from dpfy.training import evaluation
 from dpfy.training.config import MOST_GROUP, JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
+from dpfy.training.ready import UNKNOWN
 from dpfy.training.run import Run, RunFolder, ended, finish_erasure
 from dpfy.training.update import Update
 
@@ -110,11 +111,14 @@ def plan_of(config: JobConfig) -> Plan:
 
 
 def records_of(config: JobConfig) -> int:
-    """The public number of training records of a job."""
-    records = config.privacy.records or public_records(config.data)
+    """The public number of training records of a job. The file is opened for it only where the count was declared public."""
+    records = config.privacy.records
+    if isinstance(records, str):
+        return count.records(config.data)
     if records is None:
-        rule = f"must be given for data of kind {config.data.kind!r}: the public number of training records"
-        raise InvalidInput("privacy.records", None, rule)
+        records = public_records(config.data)
+    if records is None:
+        raise InvalidInput("privacy.records", None, f"must be given for data of kind {config.data.kind!r}: {UNKNOWN}")
     return records
 
 

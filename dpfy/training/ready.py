@@ -1,0 +1,44 @@
+"""A job that can start: its configuration, its schema and the number of its records, with everything that is wrong told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpfy.core import problems, settings
+from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.data import schema as schemas
+from dpfy.data.config import REQUIRED
+from dpfy.training import config as configuration
+
+UNKNOWN = "the public number of records to train on, those held out (data.test_fraction) left out"
+
+
+def job(path: Path | None, given: Mapping[str, Any]) -> configuration.JobConfig:
+    """The configuration in the file `path`, if any, with what the command line gives (``section.key``) over it.
+
+    Guarantees: no record is read; a misspelt key, a value that breaks a rule, an open place of a schema and a missing number of
+    records are told together.
+    """
+    raw, found = settings.parsed(configuration.SECTIONS, path) if path else ({}, [])
+    config, wrong = configuration.attempted(raw, given)
+    found += wrong
+    values = configuration.merged(raw, given)
+    found += _of_schema(values["data"].get("schema"))
+    kind = values["data"].get("kind")
+    if "records" not in values["privacy"] and kind in REQUIRED and kind != "text":
+        found.append(InvalidInput("privacy.records", None, f"must be given for data of kind {kind!r}: {UNKNOWN}"))
+    problems.raise_all(found)
+    assert config is not None
+    return config
+
+
+def _of_schema(given: object) -> list[InvalidInput]:
+    """What is wrong with the schema that a configuration names."""
+    if not isinstance(given, str) or not given or "\0" in given:
+        return []
+    try:
+        return problems.attempted(schemas.load, given)
+    except Corrupt as problem:
+        return [InvalidInput("data.schema", given, problem.problem)]
