@@ -69,7 +69,7 @@ def assembled(whole: type, sections: Sections, values: Raw, decisive: Related) -
     parts, found = {}, list[InvalidInput]()
     for name, given in values.items():
         listed = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
-        parts[name], wrong = built(name, sections[name], listed, decisive.get(name, ()))
+        parts[name], wrong = built(name, sections[name], listed, decisive)
         found += wrong
     if found:
         return None, found
@@ -79,10 +79,10 @@ def assembled(whole: type, sections: Sections, values: Raw, decisive: Related) -
         return None, list(problems.each(problem))
 
 
-def built(section: str, kind: type, values: Mapping[str, Any], decisive: Collection[str]) -> tuple[Any, list[InvalidInput]]:
+def built(section: str, kind: type, values: Mapping[str, Any], decisive: Related) -> tuple[Any, list[InvalidInput]]:
     """The section of these values, and all that is wrong with them: what breaks a rule is left out, and the rest is tried again.
 
-    `decisive`: keys on which rules of other keys depend. When one of them is wrong nothing is said about the rest of the section.
+    `decisive`: keys (``section.key``) on which rules of others depend; while one is wrong, nothing is said about those.
     """
     left, found = dict(values), list[InvalidInput]()
     while True:
@@ -91,9 +91,10 @@ def built(section: str, kind: type, values: Mapping[str, Any], decisive: Collect
         except InvalidInput as problem:
             found += problems.each(problem)
             key = found[-1].field.removeprefix(f"{section}.").partition("[")[0]
-            if key not in left or key in decisive:
+            if key not in left:
                 return None, found
-            del left[key]
+            for other in (key, *decisive.get(f"{section}.{key}", ())):
+                left.pop(other, None)
 
 
 def names(section: type) -> dict[str, Field[Any]]:

@@ -26,6 +26,8 @@ MOST_STEPS = 10_000_000
 CORRELATED_STEPS = 20_000
 """Beyond this many steps correlated strategies are not worked out here."""
 DOTS = 7
+EMBEDDED = 4_000
+"""Records that `dpfy train` trains on when it is given no data."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +204,12 @@ def warnings(wish: Wish, epsilon: float) -> list[str]:
 
 
 def commands(wish: Wish) -> list[str]:
-    """The command lines that do what the page shows."""
+    """The command lines that do what the page shows: on the embedded images where it is that many records, else on the user's own."""
+    embedded = wish.records == EMBEDDED
     train = (
-        f"dpfy train --records {wish.records} --batch-size {wish.batch:.12g} --epochs {wish.epochs:.12g} "
-        f"--epsilon {wish.epsilon:.12g} --delta {wish.delta:.12g}"
+        f"dpfy train {'' if embedded else 'data.job.toml '}--records {wish.records} --batch-size {wish.batch:.12g} "
+        f"--epochs {wish.epochs:.12g} --epsilon {wish.epsilon:.12g} --delta {wish.delta:.12g}"
+        f"{'' if embedded else '   # dpfy init data.csv makes data.job.toml'}"
     )
     check_it = f"dpfy calibrate --epsilon {wish.epsilon:.12g} --delta {wish.delta:.12g} --sampling-rate {wish.rate!r} --steps {wish.steps}"
     return [train, check_it] if wish.owns == 1 else [check_it + "   # for one example; the page protects a user"]

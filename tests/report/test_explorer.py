@@ -52,7 +52,8 @@ def test_a_user_with_several_examples_costs_more():
 def test_commands_do_what_the_page_shows():
     wish = WISHES[0]
     train, check = explorer.commands(wish)
-    assert train == "dpfy train --records 60000 --batch-size 4096 --epochs 40 --epsilon 3 --delta 1e-05"
+    expected = "dpfy train data.job.toml --records 60000 --batch-size 4096 --epochs 40 --epsilon 3 --delta 1e-05"
+    assert train == f"{expected}   # dpfy init data.csv makes data.job.toml"
     words = check.split()
     assert float(words[words.index("--sampling-rate") + 1]) == wish.rate
     assert int(words[words.index("--steps") + 1]) == wish.steps == 586
