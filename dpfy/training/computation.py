@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -55,6 +56,8 @@ def _value(value: Any) -> str:
         return repr(value)
     if isinstance(value, tuple | list):
         return f"[{','.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_value(k)}:{_value(v)}' for k, v in value.items())}}}"
     if isinstance(value, frozenset | set):
         return f"{{{','.join(sorted(map(_value, value)))}}}"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
@@ -62,9 +65,14 @@ def _value(value: Any) -> str:
 
 def _walk(thing: Any, owner: type | None, seen: set[int], depth: int) -> Iterator[str]:
     """The code of `thing` and of all it names, each once."""
-    while hasattr(thing, "__wrapped__"):
+    while hasattr(thing, "__wrapped__") or isinstance(thing, partial):
         yield _value(thing)
-        thing = thing.__wrapped__
+        if isinstance(thing, partial):
+            yield f"{_value(thing.args)}{_value(thing.keywords)}"
+        thing = thing.func if isinstance(thing, partial) else thing.__wrapped__
+    if not isinstance(thing, (*FUNCTIONS, type)) and callable(thing) and not _known(type(thing)):
+        yield f"{_value(thing)}{_value(getattr(thing, '__dict__', {}))}"
+        owner, thing = type(thing), type(thing).__call__
     function = thing.__func__ if isinstance(thing, MethodType) else thing
     owner = type(thing.__self__) if isinstance(thing, MethodType) else owner
     if not isinstance(function, FunctionType) or (depth and _known(function)):

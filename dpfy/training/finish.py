@@ -74,7 +74,7 @@ def _optimizer(training: PrivateTraining) -> dict[str, Any]:
     """The update rule: public settings, for the card."""
     group, rule = training.optimizer.param_groups[0], training.rule
     kept = {k: group[k] for k in ("momentum", "betas", "weight_decay", "nesterov") if group.get(k)}
-    rates = training.rates.base
+    rates = [g.get("initial_lr", r) for g, r in zip(training.optimizer.param_groups, training.rates.base, strict=True)]
     return {
         "name": type(training.optimizer).__name__,
         "learning_rate": rates[0] if len(set(rates)) == 1 else rates,
@@ -91,10 +91,12 @@ def _schedule(training: PrivateTraining) -> str:
     made = training.state.rates
     if training.rule.schedule is not None:
         return "given by a function of the step"
-    if len(made) < 2 and all(rates == training.rates.base for _, rates in made):
-        return "constant"
+    still = len(made) < 2 and all(rates == training.rates.base for _, rates in made)
+    if still or (training.schedules and not made):
+        return training.schedules.words or "constant"
     first, last = (", ".join(f"{r:g}" for r in dict.fromkeys(rates)) for rates in (made[0][1], made[-1][1]))
-    return f"set by the caller's loop: {first} at step {made[0][0]}, {len(made) - 1} changes, {last} from step {made[-1][0]} on"
+    by = training.schedules.words or "set by the caller's loop"
+    return f"{by}: {first} at step {made[0][0]}, {len(made) - 1} changes, {last} from step {made[-1][0]} on"
 
 
 def _components(training: PrivateTraining) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ def leave(training: PrivateTraining, error: BaseException | None) -> None:
         return
     unsaved = training._halt.reason
     try:
-        if unsaved is None:
+        if unsaved is None and not _saves_itself(training):
             training.save()
     except Exception as problem:
         if error is None:
@@ -63,6 +64,14 @@ def leave(training: PrivateTraining, error: BaseException | None) -> None:
         warnings.warn(words, stacklevel=3)
     else:
         error.add_note(words)
+
+
+def _saves_itself(training: PrivateTraining) -> bool:
+    """Whether the caller's loop may still add a metric to the last step, or wants checkpoints when it says so alone.
+
+    Then the last checkpoint stands: the steps after it are made again, as they were.
+    """
+    return (training.boundary and training.schedules.waiting) or training.folder.run.checkpoint_every == math.inf
 
 
 def unfinished(path: object, done: int, steps: int, unsaved: str | None) -> str:

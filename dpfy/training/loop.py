@@ -25,7 +25,7 @@ from dpfy.gradients.engine import Grads, trainable, zeros
 from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
-from dpfy.training import checkpoint, computation, finish, guard, metrics, public, resume, state
+from dpfy.training import checkpoint, computation, finish, guard, metrics, public, resume, schedulers, state
 from dpfy.training.admission import check_first, check_optimizer, check_parts, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.batches import Batches, Captures, Drawing
@@ -37,6 +37,7 @@ from dpfy.training.physical import rows_at_once
 from dpfy.training.private_step import PrivateStep, stream_of
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
+from dpfy.training.schedulers import Schedules
 from dpfy.training.state import TrainState
 from dpfy.training.update import Rates, Update, clear_gradients, rates_of
 from dpfy.training.watch import Watch
@@ -68,6 +69,7 @@ class PrivateTraining:
         *,
         runtime: Runtime | None = None,
         update: Update | None = None,
+        scheduler: object = None,
     ) -> None:
         self._entered = False
         check_parts(model, optimizer, plan)
@@ -82,7 +84,8 @@ class PrivateTraining:
         self.engine, self.engine_reason = choose(model, self.runtime.engine)
         self.engine.sparse = True
         self._train, self._factors = train, self.rule.factors(plan.recipe.steps)
-        self._state = TrainState(0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {})
+        self.schedules = Schedules(scheduler, optimizer, plan.recipe.steps, ruled=self._factors is not None)
+        self._state = TrainState(0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {}, self.schedules)
         self._halt = Halt()
         self._journal: Journal | None = None
         self._losses: Tensor | None = None
@@ -101,6 +104,16 @@ class PrivateTraining:
     def steps_done(self) -> int:
         """The steps made so far."""
         return self._state.step
+
+    @property
+    def boundary(self) -> bool:
+        """Whether the last `step` ended a logical batch: noise was added and the optimizer has moved."""
+        return self._pieces is None and self._entered and self.steps_done > self._entry
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What the caller's own loop wants to find again in a resumed run: plain values by name, stored in every checkpoint."""
+        return self._state.kept
 
     @property
     def clip(self) -> Clip:
@@ -139,7 +152,7 @@ class PrivateTraining:
             self.folder.in_use = False
             self.folder.__exit__(type(error), error, None)
             raise
-        self._last_save = time.monotonic()
+        self._last_save, self._saved = time.monotonic(), -1
         self._entered = True
         return self
 
@@ -162,8 +175,9 @@ class PrivateTraining:
         wanted = self.engine.row_multiple(min(recipe.expected_batch, self.physical_batch), self.device)
         self.row_multiple = self.physical_batch if self.runtime.padded else wanted
         weights, random = state.weights_of(model), state.generators(self.device)
-        first = TrainState(0, weights, self.optimizer, average, noise, recipe.clip, random)
+        first = TrainState(0, weights, self.optimizer, average, noise, recipe.clip, random, self.schedules)
         self.terms, self._state = resume.opened(self, first, snapshot)
+        self._entry = self.steps_done
         self._journal = journal = Journal(self.folder.secrets, randomness, self.steps_done)
         self.engine.attach(model)
         kept = self.folder.secrets / "watch.json"
@@ -203,9 +217,12 @@ class PrivateTraining:
         self._require_live()
         watch, padded = self._require_sound(), self.row_multiple > 1
         self._asked = mine = object()
+        if self._entry:
+            schedulers.require_known(self)
         steps, batches = self.drawing.since(self.steps_done, self.device)
         for pieces in steps:
             self._require_live()
+            self._save_if_due()
             self._state = replace(self._state, random=state.generators(self.device))
             self._pieces = LogicalBatch(len(pieces))
             if not pieces:
@@ -296,6 +313,16 @@ class PrivateTraining:
         self._state = replace(self._state, recorded=self._state.recorded | values.keys())
         self._note(**values)
 
+    def schedule(self, **metric: float) -> None:
+        """Record one public metric, as `record` does, and give it to the run's ReduceLROnPlateau, at a logical boundary."""
+        if len(metric) != 1 or not self.boundary:
+            raise InvalidInput("schedule", sorted(metric), "takes one metric, after a step that ended a logical batch (boundary)")
+        self.record(**metric)
+        with self._halt.final():
+            self.schedules.measured(*metric.popitem())
+        if self._saved == self.steps_done:
+            self.save()
+
     def _note(self, **values: float) -> None:
         metrics.append(self.folder.path, {"step": self.steps_done, **values})
 
@@ -318,7 +345,7 @@ class PrivateTraining:
         checkpoint.write(self.folder.state, self.state.snapshot(self.terms.facts()), self.folder.randomness)
         if self._journal is not None:
             self._journal.forget(self.steps_done)
-        self._last_save = time.monotonic()
+        self._last_save, self._saved = time.monotonic(), self.steps_done
 
     def finish(
         self, utility: dict[str, float] | None = None, confusion: list[list[int]] | None = None, test: str | None = None
@@ -339,8 +366,11 @@ class PrivateTraining:
         """The logical boundary: make the private step. Only with the next state in hand may the run go on."""
         self._state, self._pieces = self.private_step(self._state, total), None
         self._halt.reason = None
+
+    def _save_if_due(self) -> None:
+        """Between two steps, when the caller has asked for the next one: what its loop did after the last belongs to the checkpoint."""
         if time.monotonic() - self._last_save >= self.folder.run.checkpoint_every:
-            self._save()
+            self.save()
 
     def _check_untouched(self) -> None:
         """Refuse, and stop, if anything was changed outside of `step`."""

@@ -59,6 +59,7 @@ class PrivateStep:
         recipe, parameters = self.plan.recipe, self.guard.trainable
         with self.halt.final():
             self.guard.check()
+            now.schedules.check()
             rates = self.rates.at(now.step, now.optimizer)
             self.journal.bind(now.step, total.value, rates)
         self.folder.note_begun()
@@ -71,9 +72,11 @@ class PrivateStep:
             p.grad = None
         now.optimizer.step()
         now.optimizer.zero_grad(set_to_none=True)
+        now.schedules.advance()
         if self.rule.project is not None:
             with torch.no_grad():
                 self.rule.project(self.model)
         self.rule.averaging.update(now.average, parameters, now.step)
         self.guard.accept(noise, look=guard.looks(now.step + 1, recipe.steps, self.folder.randomness))
-        return now.after(noise, clip, rates if self.rates.factors is None else None)
+        free = self.rates.factors is None and (not now.schedules or now.schedules.waiting)
+        return now.after(noise, clip, rates if free else None)

@@ -11,7 +11,7 @@ import torch
 
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.noise import chacha, gaussian
-from dpfy.training import checkpoint, computation, guard, metrics
+from dpfy.training import checkpoint, computation, guard, metrics, schedulers
 from dpfy.training.admission import check_optimizer
 from dpfy.training.checkpoint import Snapshot
 from dpfy.training.run import TRAINING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
     from dpfy.training.run import RunFolder
 
-SECRET = ("data", "model", "plan", "schedule", "projection")
+SECRET = ("data", "model", "plan", "schedule", "scheduler", "projection")
 """Parts of the identity that are fingerprints: a refusal does not show them."""
 
 
@@ -60,6 +60,8 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
         checkpoint.write(folder.state, state.snapshot(terms.facts()), folder.randomness)
         return terms, state
     _require_same(mine, snapshot.facts["identity"])
+    if 0 < snapshot.step < training.plan.recipe.steps:
+        schedulers.require_repeatable(training, snapshot.facts["optimizer"]["param_groups"], snapshot.facts["rates made"])
     state = state.restored(snapshot, training.device)
     terms = _terms(training, mine)
     if terms.still != snapshot.facts["still"]:
@@ -95,6 +97,7 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
         "device": training.device.type,
         "average": rule.averaging.decay,
         "schedule": randomness.tag("schedule", repr(training.rates.factors).encode()),
+        "scheduler": randomness.tag("scheduler", training.schedules.fingerprint().encode()),
         "projection": randomness.tag("projection", computation.of_function(rule.project).encode()),
         "torch": f"{torch.__version__} {torch.get_num_threads()} threads",
         "vector code": f"numpy {np.__version__} {torch.backends.cpu.get_cpu_capability()}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,10 @@ __all__ = ["CARD", "EVALUATION", "LEDGER", "TRAINING", "Run", "RunFolder", "comp
 class Run(folder.Place):
     """Where a training run lives and what it may spend.
 
-    A checkpoint is written whenever `checkpoint_every` seconds have passed; the bits released do not depend on it. `batches` says how
-    batches are formed if not by dpfy: such a run is billed without amplification, in every ledger. `evaluation` is the noise
-    multiplier of a billed evaluation on private held-out records (`dpfy.fit`), reserved and billed beside the plan. `beside` are the
-    claims of other releases that are made in the same folder, before training.
+    A checkpoint is written whenever `checkpoint_every` seconds have passed (infinity: only when `save` is called); the bits released do
+    not depend on it. `batches` says how batches are formed if not by dpfy: such a run is billed without amplification, in every ledger.
+    `evaluation` is the noise multiplier of a billed evaluation on private held-out records (`dpfy.fit`), reserved and billed beside the
+    plan. `beside` are the claims of other releases that are made in the same folder, before training.
     """
 
     checkpoint_every: float = 30.0
@@ -35,7 +36,8 @@ class Run(folder.Place):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.nonnegative("checkpoint_every", self.checkpoint_every)
+        if self.checkpoint_every != math.inf:
+            check.nonnegative("checkpoint_every", self.checkpoint_every)
         if self.evaluation is not None:
             Evaluation(self.evaluation)
 

@@ -17,6 +17,7 @@ from dpfy.gradients.clip import Clip
 from dpfy.noise.strategy import State
 from dpfy.plan.recipe import CODEC
 from dpfy.training.checkpoint import Snapshot, join_optimizer, split_optimizer
+from dpfy.training.schedulers import Schedules
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
@@ -31,7 +32,8 @@ class TrainState:
     `weights` (parameters and buffers, shared ones under their first name), `average`, `optimizer` and `noise` (the memory of the noise
     strategy) are the run's own, which the next step moves in place: `snapshot` keeps them. All else is replaced: `clip` is the rule of
     this step, `random` the positions of torch's own generators (dropout and the like); `rates` tells at which steps the caller's loop
-    changed the learning rates, `recorded` which names of values the caller published, `computed` what functions steps were made with.
+    changed the learning rates, `recorded` which names of values the caller published, `computed` what functions steps were made with,
+    `kept` what the caller's own loop wants to find again. `schedules` move in place like the optimizer.
     """
 
     step: int
@@ -41,12 +43,14 @@ class TrainState:
     noise: State
     clip: Clip
     random: Named
+    schedules: Schedules
     rates: tuple[tuple[int, list[float]], ...] = ()
     recorded: frozenset[str] = frozenset()
     computed: Mapping[str, str] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def after(self, noise: State, clip: Clip, rates: list[float] | None) -> TrainState:
-        """The state after the step; `rates` are its learning rates where the caller sets them."""
+        """The state after the step; `rates` are its learning rates where no rule tells them beforehand."""
         made = self.rates
         if rates is not None and (not made or made[-1][1] != rates):
             made = (*made, (self.step, rates))
@@ -68,6 +72,8 @@ class TrainState:
             "rates made": self.rates,
             "recorded": sorted(self.recorded),
             "computed": dict(self.computed),
+            **({"schedulers": self.schedules.facts()} if self.schedules else {}),
+            **({"kept": self.kept} if self.kept else {}),
         }
         return Snapshot(
             self.step, {**terms, **facts}, {f"{prefix}.{name}": t for prefix, part in parts.items() for name, t in part.items()}
@@ -85,6 +91,8 @@ class TrainState:
             self.optimizer.load_state_dict(join_optimizer(snapshot.part("optimizer"), facts["optimizer"]))
         except (KeyError, RuntimeError, ValueError) as problem:
             raise Corrupt("checkpoint/state.safetensors", f"does not fit this model ({problem})") from None
+        if self.schedules:
+            self.schedules.restore(facts["schedulers"])
         random = snapshot.part("random")
         torch.set_rng_state(random["cpu"])
         if "device" in random:
@@ -98,6 +106,7 @@ class TrainState:
             rates=tuple((step, rates) for step, rates in facts["rates made"]),
             recorded=frozenset(facts["recorded"]),
             computed=dict(facts["computed"]),
+            kept=dict(facts.get("kept", {})),
         )
 
 

@@ -18,6 +18,7 @@ from dpfy.gradients.clip import CLIPS, FlatClip
 from dpfy.gradients.engines.select import ENGINES
 from dpfy.plan.recipe import SAMPLERS, STRATEGIES
 from dpfy.training import checkpoint, loop, resume
+from dpfy.training.schedulers import Schedules
 from dpfy.training.state import TrainState, generators, weights_of
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -72,7 +73,8 @@ def test_a_checkpoint_is_the_state_and_nothing_else(tmp_path):
     other = small.model(seed=9)
     adam = torch.optim.Adam(other.parameters(), lr=0.05)
     average = {name: torch.zeros_like(p) for name, p in other.named_parameters()}
-    empty = TrainState(0, weights_of(other), adam, average, {}, FlatClip(9.0), generators(torch.device("cpu")))
+    none, random = Schedules(None, adam, 4), generators(torch.device("cpu"))
+    empty = TrainState(0, weights_of(other), adam, average, {}, FlatClip(9.0), random, none)
     again = empty.restored(held, torch.device("cpu"))
     assert again.step == 2
     assert again.recorded == {"public"}
@@ -87,6 +89,7 @@ def test_a_checkpoint_is_the_state_and_nothing_else(tmp_path):
 def test_every_field_of_the_state_is_stored():
     """A new one goes into `snapshot` and `restored` first, and then here."""
     stored = {"step", "weights", "optimizer", "average", "noise", "clip", "random", "rates", "recorded", "computed"}
+    stored |= {"schedules", "kept"}
     assert {field.name for field in dataclasses.fields(TrainState)} == stored
 
 
