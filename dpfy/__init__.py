@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, DpfyError, InvalidInput, Unsupported
     from dpfy.core.ledger import Ledger
     from dpfy.core.unit import Adjacency, Unit
+    from dpfy.data.given import lazy
     from dpfy.data.users import by_user
-    from dpfy.gradients.engines.per_user import per_user
+    from dpfy.gradients.engines.per_user import per_user, per_view
     from dpfy.gradients.inspect import inspect
     from dpfy.plan.auto import auto
     from dpfy.plan.claim import ForeignBatches
@@ -42,8 +43,10 @@ _HOME = {
     "Unsupported": "dpfy.core.errors",
     "Ledger": "dpfy.core.ledger",
     "inspect": "dpfy.gradients.inspect",
+    "lazy": "dpfy.data.given",
     "by_user": "dpfy.data.users",
     "per_user": "dpfy.gradients.engines.per_user",
+    "per_view": "dpfy.gradients.engines.per_user",
     "Adjacency": "dpfy.core.unit",
     "Unit": "dpfy.core.unit",
     "ForeignBatches": "dpfy.plan.claim",
@@ -94,7 +97,9 @@ __all__ = [
     "dpsgd",
     "fit",
     "inspect",
+    "lazy",
     "per_user",
+    "per_view",
     "query",
     "verify",
 ]

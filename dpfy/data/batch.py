@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -14,6 +15,14 @@ from dpfy.core.errors import InvalidInput
 
 Batch = Any
 """What training hands out and a collate function makes."""
+
+
+class Draw(NamedTuple):
+    """Which records a physical batch holds, in the order of its rows, the `place`-th of a step; `key` is the step's, for augmentation."""
+
+    indices: NDArray[np.int64]
+    place: int
+    key: bytes
 
 
 def leaves(batch: Batch) -> tuple[Tensor, ...]:

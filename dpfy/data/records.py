@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import IterableDataset, TensorDataset
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
-from dpfy.data.batch import Batch
+from dpfy.data.batch import Batch, Draw
 
 
 @dataclass(frozen=True)
@@ -55,18 +54,28 @@ class Records:
         fields = tuple(tensor.index_select(0, indices.to(tensor.device)) for tensor in self.tensors)
         return fields if self.structure is None else pytree.tree_unflatten(fields, self.structure)
 
-    def read(self, pieces: Iterable[NDArray[np.int64]], device: torch.device) -> Iterator[Batch]:
-        """The batches of these pieces, in their order."""
-        return (self.take(torch.from_numpy(piece).to(device)) for piece in pieces)
+    def read(self, draws: Iterable[Draw], device: torch.device) -> Generator[Batch]:
+        """The batches of these draws, in their order."""
+        return (self.take(torch.from_numpy(draw.indices).to(device)) for draw in draws)
 
     def to(self, device: torch.device | str) -> Records:
         """The same records on another device."""
         return replace(self, tensors=tuple(tensor.to(device) for tensor in self.tensors))
 
     @property
-    def rows_each(self) -> int:
+    def records_each(self) -> int:
         """How many records of one unit a row holds."""
         return 1
+
+    @property
+    def rows_each(self) -> int:
+        """How many rows of the model a row of the batch is for."""
+        return self.records_each
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """The tensors in memory that hold records."""
+        return self.tensors
 
     @property
     def flat(self) -> tuple[Tensor, ...]:
@@ -114,17 +123,6 @@ def as_records(train: object) -> Records:
         raise InvalidInput("train", type(train).__name__, "must be Records, tensors, arrays, or a map-style Dataset")
     require_finite("train", records)
     return records
-
-
-def rows_of(train: object) -> int | None:
-    """How many records `train` says it holds, without reading one; None where only reading tells."""
-    if isinstance(train, tuple | list | dict):
-        held = [leaf for leaf in pytree.tree_leaves(train) if leaf is not None]
-        return rows_of(held[0]) if held else None
-    sized = isinstance(train, Records | Tensor | np.ndarray) or (hasattr(train, "__len__") and hasattr(train, "__getitem__"))
-    if not sized or isinstance(train, str | bytes) or (isinstance(train, Tensor | np.ndarray) and train.ndim == 0):
-        return None
-    return len(train)  # type: ignore[arg-type]
 
 
 def require_finite(name: str, records: Records) -> None:

@@ -31,7 +31,7 @@ class UserRecords(Records):
     """
 
     @property
-    def rows_each(self) -> int:
+    def records_each(self) -> int:
         """How many records one user may have."""
         return self.tensors[-1].shape[1]
 

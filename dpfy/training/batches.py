@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 from itertools import chain, tee
 from typing import Any
 
@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded
-from dpfy.data.batch import Batch
-from dpfy.data.records import Records
+from dpfy.data.batch import Batch, Draw
+from dpfy.data.lazy import Source
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.captured import CapturedSum, LossesOf
 from dpfy.gradients.engine import Grads
@@ -39,7 +39,7 @@ class Piece:
         return torch.from_numpy(self.counts).to(device) if padded or not self.counts.all() else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Drawing:
     """Draws the records of a run's steps, cuts them into physical batches and has them read, in the order of the steps.
 
@@ -49,10 +49,11 @@ class Drawing:
 
     recipe: Recipe
     randomness: Randomness
-    records: Records
+    records: Source
     watch: Watch
     most: int
     row_multiple: int
+    _reading: Generator[Batch] | None = field(default=None, init=False)
 
     def pieces(self, step: int) -> list[Piece]:
         """The physical batches of a step; none if it takes no record."""
@@ -64,8 +65,19 @@ class Drawing:
 
     def since(self, step: int, device: torch.device) -> tuple[Iterator[list[Piece]], Iterator[Batch]]:
         """The pieces of each step from `step` on, and on `device` the batches of all of them, one after the other."""
+        self.close()
         drawn, ahead = tee(self.pieces(later) for later in range(step, self.recipe.steps))
-        return drawn, self.records.read((piece.indices for piece in chain.from_iterable(ahead)), device)
+        self._reading = self.records.read(map(self._draw, chain.from_iterable(ahead)), device)
+        return drawn, self._reading
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._reading is not None:
+            self._reading.close()
+
+    def _draw(self, piece: Piece) -> Draw:
+        """What a reader is told: of the run's secret it learns the key of one step's augmentation, no more."""
+        return Draw(piece.indices, piece.place, self.randomness.key("augmentation", piece.step, 32))
 
 
 class Batches:

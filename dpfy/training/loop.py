@@ -17,7 +17,8 @@ from dpfy.core.errors import Busy, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, leaves
-from dpfy.data.records import Records, as_records, rows_of
+from dpfy.data.given import admitted, as_source, rows_of
+from dpfy.data.records import Records
 from dpfy.gradients.checker import check_model
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.captured import LossesOf
@@ -71,7 +72,7 @@ class PrivateTraining:
         update: Update | None = None,
         scheduler: object = None,
     ) -> None:
-        self._entered = False
+        self._entered, train = False, admitted(train)
         check_parts(model, optimizer, plan)
         check_model(model)
         guard.check_state(model)
@@ -80,7 +81,7 @@ class PrivateTraining:
         self.run = run if isinstance(run, Run | RunFolder) else Run(run if run is not None else fresh_path())
         fresh = isinstance(self.run, Run) and not self.run.resume
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
-        check_records(plan.recipe, train.rows_each if isinstance(train, Records) else 1, rows_of(train))
+        check_records(plan.recipe, train.records_each if isinstance(train, Records) else 1, rows_of(train))
         self.engine, self.engine_reason = choose(model, self.runtime.engine)
         self.engine.sparse = True
         self._train, self._factors = train, self.rule.factors(plan.recipe.steps)
@@ -161,8 +162,8 @@ class PrivateTraining:
         recipe, model, randomness = self.plan.recipe, self.model, self.folder.randomness
         self.device = torch.device(self.runtime.device or next(model.parameters()).device)
         model.to(self.device)
-        self.records = as_records(self._train).to(self.device)
-        check_records(recipe, self.records.rows_each, len(self.records))
+        self.records = as_source(self._train).to(self.device)
+        check_records(recipe, self.records.records_each, len(self.records))
         stream = stream_of(self.plan, self.folder)
         self.rates = Rates(rates_of(self.optimizer), self._factors)
         average = MappingProxyType(self.rule.averaging.init(model))
@@ -382,6 +383,7 @@ class PrivateTraining:
         self.engine.detach()
         if self.watch is not None:
             self.watch.close()
+            self.drawing.close()
 
     def _require_entered(self) -> None:
         if not self._entered:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.data.records import Records
+from dpfy.data.lazy import Source
 from dpfy.training.runtime import Runtime
 
 MOST = 1 << 16
@@ -19,7 +19,7 @@ SHARE = 0.4
 
 
 def rows_at_once(
-    model: nn.Module, records: Records, runtime: Runtime, expected: float, device: torch.device, held: int | None
+    model: nn.Module, records: Source, runtime: Runtime, expected: float, device: torch.device, held: int | None
 ) -> int:
     """The most units in a physical batch, for logical ones of `expected`; a captured step has room for little more than those.
 

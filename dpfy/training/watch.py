@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
-from dpfy.data.records import Records
+from dpfy.data.lazy import Source
 from dpfy.gradients.checker import LossProbe, probe_call
 from dpfy.gradients.engine import trainable
 from dpfy.gradients.tracing.dispatch import OperationRecorder, compiled
@@ -107,7 +107,7 @@ class Watch:
 
     model: nn.Module
     engine: Any
-    records: Records
+    records: Source
     randomness: Randomness
     steps: int
     batch: float
@@ -185,7 +185,7 @@ class Watch:
         program = self._recorder.program
         program.carried = self._carried
         program.mark(batch, BATCH)
-        program.mark(self.records.tensors, DATA)
+        program.mark(self.records.held, DATA)
         if self._kind >= Kind.CHECK:
             self._probe = LossProbe(self.model, self.records.rows_each)
         self._recorder.start()

@@ -1,4 +1,4 @@
-"""The contribution of a user: the losses of its records, joined before the gradient is clipped."""
+"""The contribution of a user, or of a record seen in several views: losses joined before the gradient is clipped."""
 
 from __future__ import annotations
 
@@ -26,3 +26,18 @@ def per_user(losses: Tensor, real: Tensor, *, reduction: str = "sum") -> Tensor:
         raise InvalidInput("losses", f"shape {list(losses.shape)}", rule)
     kept = torch.where(real, losses.view(real.shape), torch.zeros((), dtype=losses.dtype, device=losses.device))
     return kept.sum(1) if reduction == "sum" else kept.sum(1) / real.sum(1).clamp(min=1)
+
+
+def per_view(losses: Tensor, views: int) -> Tensor:
+    """One loss per example, [examples], the mean over its `views`, from one loss per view, [examples * views] (or [examples, views]).
+
+    Augmentation multiplicity (De et al. 2022): the gradient of an example is the mean over its views, clipped once, so that more views
+    cost time but no privacy. `dpfy.lazy(..., views=k)` gives such batches; flatten their first two dimensions for the model.
+
+    Guarantees: the loss of an example depends on its own views alone if each view's loss does.
+    """
+    check.integer("views", views)
+    if losses.dim() not in (1, 2) or losses.numel() % views or (losses.dim() == 2 and losses.shape[1] != views):
+        rule = f"must hold one loss for each of the {views} views of each example: use reduction='none'"
+        raise InvalidInput("losses", f"shape {list(losses.shape)}", rule)
+    return losses.reshape(-1, views).mean(1)

@@ -1,0 +1,169 @@
+"""What a user gives to train on, as records: in memory where it is, else read when it is drawn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch.utils import _pytree as pytree
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.data.lazy import PREFETCH, LazyRecords, Source
+from dpfy.data.mapped import MappedArrays
+from dpfy.data.reader import Collate
+from dpfy.data.records import Records, as_records
+
+BY_NUMBER = (
+    "every plan draws records by number, those in a fixed order too (blt, dpftrl, bandmf with sampling='fixed-order'): give a map-style "
+    "Dataset, or write the stream to shards (dpfy.data.shards)"
+)
+DRAWN = "the plan draws the records: give the loader without it, or dpfy.lazy(loader.dataset, collate=...)"
+
+
+def lazy(
+    dataset: object,
+    *,
+    collate: Collate | None = None,
+    workers: int = 0,
+    pin_memory: bool | None = None,
+    prefetch: int = PREFETCH,
+    views: int = 1,
+    worker_init: Callable[[int], None] | None = None,
+) -> LazyRecords:
+    """Records of a map-style `dataset` that are read when they are drawn, by `workers` processes that read ahead.
+
+    The plan decides which records are read; `collate` makes a batch of the list of them (torch's own way by default), of any nesting of
+    dicts, tuples and lists with tensors, a row for each record. `prefetch` is how many batches each worker reads ahead, `pin_memory` None
+    pins where training is on a GPU. Also memory-mapped arrays, alone or nested, and Hugging Face `datasets`.
+
+    With `views` each record is read that many times, with augmentation drawn for each: the tensors of a batch are [records, views, ...],
+    and :func:`dpfy.per_view` joins the losses, so that an example has one gradient, clipped once (De et al. 2022).
+
+    Guarantees: nothing is read here. What a record draws from the global generators of torch, NumPy and Python is a function of the
+    run's secret, the step, the record and the view.
+    """
+    records = _lazy(dataset)
+    if records is None:
+        raise InvalidInput(
+            "dataset", type(dataset).__name__, "must be a map-style Dataset: with a length, and an item for each number"
+        )
+    if collate is not None and not callable(collate):
+        raise InvalidInput("collate", type(collate).__name__, "must be a function from a list of items to a batch")
+    return replace(
+        records,
+        collate=collate or records.collate,
+        workers=workers or records.workers,
+        pin_memory=records.pin_memory if pin_memory is None else pin_memory,
+        prefetch=prefetch,
+        views=views,
+        worker_init=worker_init or records.worker_init,
+    )
+
+
+def admitted(train: object) -> object:
+    """`train`, as lazy records if it is to be read lazily. What no plan can train on is refused before anything is reserved.
+
+    Guarantees: reads nothing.
+    """
+    found = _lazy(train)
+    return train if found is None else found
+
+
+def as_source(train: object) -> Source:
+    """Records from what the user holds: what is in memory as :func:`as_records` takes it, all else lazily.
+
+    Guarantees: of what is lazy nothing is read here.
+    """
+    found = admitted(train)
+    return found if isinstance(found, LazyRecords) else as_records(found)
+
+
+def rows_of(train: object) -> int | None:
+    """How many records `train` says it holds, without reading one; None where only reading tells."""
+    if isinstance(train, tuple | list | dict):
+        held = [leaf for leaf in pytree.tree_leaves(train) if leaf is not None]
+        return rows_of(held[0]) if held else None
+    if isinstance(train, DataLoader):
+        return rows_of(train.dataset)
+    if not (hasattr(train, "__len__") and hasattr(train, "__getitem__")) and not isinstance(train, Records | LazyRecords):
+        return None
+    return None if isinstance(train, str | bytes) or getattr(train, "ndim", 1) == 0 else len(train)  # type: ignore[arg-type]
+
+
+def _lazy(train: object) -> LazyRecords | None:
+    """The records of what is read lazily; None for what is in memory, or is no set of records."""
+    if isinstance(train, LazyRecords):
+        return train
+    if isinstance(train, DataLoader):
+        return _of_loader(train)
+    kind = type(train)
+    if isinstance(train, IterableDataset) or kind.__name__ == "IterableDataset":
+        raise Unsupported(f"{_an(kind.__name__)}, which has no record number 7,", BY_NUMBER)
+    if kind.__module__.split(".")[0] == "datasets":
+        return LazyRecords(_hugging_face(train))
+    if any(isinstance(leaf, np.memmap) for leaf in pytree.tree_leaves(train)):
+        return LazyRecords(MappedArrays(train))
+    if isinstance(train, Records | TensorDataset | np.ndarray | tuple | list | dict | str | bytes) or hasattr(
+        train, "untyped_storage"
+    ):
+        return None
+    if kind.__module__.split(".")[0] in ("pandas", "polars"):
+        raise InvalidInput("train", kind.__name__, "must be tensors, arrays or a map-style Dataset: give columns as tensors")
+    return LazyRecords(train) if hasattr(train, "__getitem__") and hasattr(train, "__len__") else None
+
+
+def _of_loader(loader: DataLoader[Any]) -> LazyRecords:
+    """A loader's dataset, collate function and workers. Which records a batch holds is the plan's to say, and a line tells so."""
+    if isinstance(loader.dataset, IterableDataset):
+        raise Unsupported("a DataLoader of an IterableDataset", BY_NUMBER)
+    plain = isinstance(loader.sampler, SequentialSampler) or (
+        type(loader.sampler) is RandomSampler and not loader.sampler.replacement and loader.sampler._num_samples is None
+    )
+    if not plain:
+        raise Unsupported(f"a DataLoader with {_an(type(loader.sampler).__name__)} of its own", DRAWN)
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+        raise Unsupported(f"a DataLoader with {_an(type(loader.batch_sampler).__name__)} of its own", DRAWN)
+    if loader.batch_size is None:
+        raise Unsupported(
+            "a DataLoader with batch_size=None, whose dataset makes batches itself", "give a dataset of single records"
+        )
+    told = [f"batch_size={loader.batch_size}"]
+    told += ["shuffle=True"] if isinstance(loader.sampler, RandomSampler) else []
+    told += ["drop_last=True"] if loader.drop_last else []
+    warnings.warn(
+        f"DataLoader({', '.join(told)}): the plan draws the batches instead; dataset, collate and workers are used", stacklevel=2
+    )
+    base = _lazy(loader.dataset) or LazyRecords(loader.dataset)
+    return replace(
+        base,
+        collate=None if loader.collate_fn is default_collate else loader.collate_fn,
+        workers=loader.num_workers,
+        pin_memory=loader.pin_memory or None,
+        prefetch=loader.prefetch_factor or PREFETCH,
+        worker_init=loader.worker_init_fn,
+        context=loader.multiprocessing_context,
+        timeout=loader.timeout,
+    )
+
+
+def _hugging_face(dataset: Any) -> Any:
+    """A `datasets.Dataset` that gives tensors, unless its owner chose another format."""
+    if not hasattr(dataset, "with_format") or not hasattr(dataset, "__getitems__"):
+        raise InvalidInput("train", f"datasets.{type(dataset).__name__}", "must be one split of it: give dataset['train']")
+    return dataset.with_format("torch") if dataset.format["type"] is None else dataset
+
+
+def _an(name: str) -> str:
+    return f"an {name}" if name[:1] in "AEIOU" else f"a {name}"
