@@ -12,6 +12,9 @@ from pathlib import Path
 from dpfy.core import reading
 from dpfy.core.errors import Busy, InvalidInput, Unsupported
 
+_held: set[int] = set()
+"""Handles of the locks that this process holds."""
+
 LOCAL = "keep it on a local file system, where a lock keeps others out"
 
 
@@ -26,9 +29,11 @@ def hold(path: Path, what: str) -> Iterator[None]:
 def locked(path: Path, *, wait: bool, what: str = "", create: bool = True) -> Iterator[int]:
     """The file at `path`, created if need be and if `create`, opened for reading and writing and locked until the block is left.
 
-    Guarantees: nobody else is inside such a block for the same file; a file system whose locks keep nobody out is refused.
+    Guarantees: nobody else is inside such a block for the same file; a file system whose locks keep nobody out is refused. A process
+    that is forked inside of the block (one that reads data ahead, say) does not hold the lock, and so does not keep it when this one dies.
     """
     handle = _opened(path, create)
+    _held.add(handle)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -39,7 +44,18 @@ def locked(path: Path, *, wait: bool, what: str = "", create: bool = True) -> It
         _try(path, handle, create)
         yield handle
     finally:
-        os.close(handle)
+        if handle in _held:
+            _held.discard(handle)
+            os.close(handle)
+
+
+def _let_go() -> None:
+    """In a process that was just forked: what the other one holds is not held here."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _opened(path: Path, create: bool) -> int:

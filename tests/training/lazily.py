@@ -23,17 +23,24 @@ X, Y = small.data()
 
 
 class Rows(Dataset[Any]):
-    """The small data, record by record, optionally with augmentation drawn from all three global generators."""
+    """The small data, record by record, optionally with augmentation drawn from all three global generators.
 
-    def __init__(self, augmented: bool = False, dtype: torch.dtype = torch.float32, fatal: int | None = None) -> None:
-        self.augmented, self.dtype, self.fatal = augmented, dtype, fatal
+    While the file `trap` exists, reading fails: by an error, or with `fatal` by the death of the process.
+    """
+
+    def __init__(
+        self, augmented: bool = False, dtype: torch.dtype = torch.float32, trap: Path | None = None, fatal: bool = False
+    ) -> None:
+        self.augmented, self.dtype, self.trap, self.fatal = augmented, dtype, trap, fatal
 
     def __len__(self) -> int:
         return len(X)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if index == self.fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.trap is not None and self.trap.exists():
+            if self.fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError("the disk went away")
         x = X[index].to(self.dtype)
         if self.augmented:
             x = x + 0.1 * torch.randn(len(x)).to(self.dtype) + random.random() * np.random.normal()
@@ -48,19 +55,25 @@ def train(
     resume: bool = False,
     dtype: torch.dtype = torch.float32,
     stop: int | None = None,
+    trap: Path | None = None,
     views: int = 1,
+    dropout: float = 0.1,
     runtime: dpfy.Runtime | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The weights after a seeded private training of the small model (dropout included); `stop` kills the process in that step."""
+    """The weights after a seeded private training of the small model (dropout included).
+
+    In step `stop` the process kills itself, or, with `trap`, makes that file.
+    """
     torch.set_num_threads(1)
     net = small.model().to(dtype)
+    net[2].p = dropout  # type: ignore[index, union-attr]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     runtime = runtime or dpfy.Runtime(max_physical_batch=12)
     run = dpfy.Run(path, seed=5, resume=resume, checkpoint_every=0.0)
     with dpfy.PrivateTraining(net, optimizer, data, small.plan(steps), run, runtime=runtime) as training:
         for x, y in training.batches():
             if training.steps_done == stop:
-                os.kill(os.getpid(), signal.SIGKILL)
+                trap.touch() if trap is not None else os.kill(os.getpid(), signal.SIGKILL)
             if views == 1:
                 losses = functional.cross_entropy(net(x), y, reduction="none")
             else:
