@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dpfy.queries.run import query
     from dpfy.report.verify import verify
     from dpfy.training.fit import Result, fit
+    from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
     from dpfy.training.run import Run, RunFolder
     from dpfy.training.runtime import Runtime
@@ -62,6 +63,8 @@ _HOME = {
     "verify": "dpfy.report.verify",
     "Result": "dpfy.training.fit",
     "fit": "dpfy.training.fit",
+    "load": "dpfy.training.load",
+    "save_pretrained": "dpfy.training.load",
     "PrivateTraining": "dpfy.training.loop",
     "Run": "dpfy.training.run",
     "RunFolder": "dpfy.training.run",
@@ -98,9 +101,11 @@ __all__ = [
     "fit",
     "inspect",
     "lazy",
+    "load",
     "per_user",
     "per_view",
     "query",
+    "save_pretrained",
     "verify",
 ]
 

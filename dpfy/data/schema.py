@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from dpfy.core import check, problems, reading
+from dpfy.core import check, problems, reading, settings
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.config import interval
 from dpfy.data.files import DataFile
@@ -193,6 +193,19 @@ def _draft(name: str, columns: Mapping[str, object]) -> list[InvalidInput]:
 
 def _open_keys(entry: object) -> list[str]:
     return [key for key in MAY_BE_OPEN if entry.get(key) == OPEN] if isinstance(entry, Mapping) else []
+
+
+def rendered(schema: Schema) -> str:
+    """The schema as TOML that `parse` reads back: what it says about the columns, and nothing else that its file may have held."""
+    lines = [f"missing = {settings.toml(schema.missing)}"]
+    for column in (*schema.features, schema.label):
+        kind = next(name for name, (known, _, _) in KINDS.items() if type(column) is known)
+        lines += ["", f"[columns.{settings.toml(column.name)}]", f'kind = "{kind}"']
+        said = {name: value for name, value in vars(column).items() if name != "name" and value is not None}
+        lines += [f"{name} = {settings.toml(value)}" for name, value in said.items()]
+    for name in sorted(schema.ignored):
+        lines += ["", f"[columns.{settings.toml(name)}]", "ignore = true"]
+    return "\n".join(lines) + "\n"
 
 
 def load(given: str) -> Schema:

@@ -70,7 +70,7 @@ class Training(Claim):
     purpose: ClassVar[str] = "training"
     trust: ClassVar[str] = "central"
     boundary: ClassVar[str] = "B4"
-    artefacts: ClassVar[tuple[str, ...]] = ("plan.json", "config.toml", "metrics.jsonl", "model.safetensors")
+    artefacts: ClassVar[tuple[str, ...]] = ("plan.json", "config.toml", "schema.toml", "metrics.jsonl", "model.safetensors")
 
     def __post_init__(self) -> None:
         plan = self.plan

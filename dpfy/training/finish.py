@@ -16,7 +16,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.plan.claim import NOTHING, PUBLIC
 from dpfy.report import card, evaluations
 from dpfy.report.words import absent
-from dpfy.training import guard
+from dpfy.training import guard, weights
 from dpfy.training.run import TRAINING
 from dpfy.training.watch import Checks
 
@@ -56,18 +56,19 @@ def _told(training: PrivateTraining, utility: dict[str, float], confusion: list[
         "confusion": confusion or absent("there are no classes to confuse" if utility else measured),
         "gradient_norms": absent(NO_NORMS),
         "components": _components(training),
+        "model": training.folder.told.get(TRAINING, {}).get("model", {}) | _model(training),
         "optimizer": _optimizer(training),
         "recorded": ", ".join(sorted(training.state.recorded)) or NOTHING,
     }
 
 
 def _weights(training: PrivateTraining) -> dict[str, Tensor]:
-    """A full copy of the state_dict: tied weights are written under each of their names. Refuses what training had to leave alone."""
+    """A full copy of what is released, by plain names; tied weights under each of theirs. Refuses what training had to leave alone."""
     now = guard.seal(training.model, training.folder.randomness)
     still = training.terms.still
     if changed := sorted(name for name in now.keys() | still.keys() if now.get(name) != still.get(name)):
         raise Unsupported(f"publishing {changed[0]}, which changed in training without noise,", guard.STILL)
-    return {name: t.detach().cpu().contiguous().clone() for name, t in training.model.state_dict().items()}
+    return {name: t.detach().cpu().contiguous().clone() for name, t in weights.released(training.model).items()}
 
 
 def _optimizer(training: PrivateTraining) -> dict[str, Any]:
@@ -112,6 +113,16 @@ def _components(training: PrivateTraining) -> dict[str, Any]:
     }
 
 
+def _model(training: PrivateTraining) -> dict[str, Any]:
+    """What the released file holds: all of the model, or an adapter on a base that is named and recognised by its fingerprint."""
+    base = weights.base_of(training.model)
+    return {
+        "class": type(weights.inside(training.model)).__name__,
+        "holds": "all weights" if base is None else "the adapter alone",
+        "base": base or absent("the model has no base that is kept elsewhere"),
+    }
+
+
 def _provenance(training: PrivateTraining) -> dict[str, str]:
     fixed = training.folder.randomness.fixed
     return {
@@ -121,6 +132,6 @@ def _provenance(training: PrivateTraining) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {training.device.type}",
         "engine": training.engine.name,
-        **({} if "model" in training.folder.run.about else {"model": type(training.model).__name__}),
+        **({} if "model" in training.folder.run.about else {"model": type(weights.inside(training.model)).__name__}),
         "seed": card.FIXED_SEED if fixed else card.SECRET_SEED,
     }

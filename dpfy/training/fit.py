@@ -8,34 +8,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from dpfy import accounting
-from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
-from dpfy.core.storage import sha256_of
 from dpfy.data.batch import Batch
 from dpfy.data.records import Records, as_records
 from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
-from dpfy.report import first, verify
 from dpfy.report.words import is_absent
 from dpfy.runs.folder import fresh_path
 from dpfy.training import evaluation, metrics
 from dpfy.training.admission import check_parts
 from dpfy.training.evaluation import BILLED, PUBLIC
+from dpfy.training.load import Released
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
 from dpfy.training.objective import Objective, Whole
 from dpfy.training.progress import spent
-from dpfy.training.run import CARD, Run, RunFolder, complete
+from dpfy.training.run import Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
 
 BEFORE = "finished before"
-MODEL = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -147,14 +144,9 @@ def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
     if not isinstance(run, Run) or not complete(run, plan):
         return None
     folder = Path(run.path)
-    card, ledger = first.raised(verify.load_card(folder / CARD)), Ledger.read(folder / "ledger.jsonl")
-    told = card["sections"][0]
-    if card["files"].get(MODEL) != sha256_of(folder / MODEL):
-        raise Corrupt(MODEL, "is not the model that the card states")
-    try:
-        model.load_state_dict(load_file(folder / MODEL))
-    except RuntimeError:
-        raise InvalidInput("model", type(model).__name__, "is not the model of the finished run that is resumed") from None
+    released = Released.read(folder)
+    released.into(model)
+    card, ledger, told = released.card, Ledger.read(folder / "ledger.jsonl"), released.told
     guarantee = ledger.guarantee(accounting.accountant(plan.accountant), tuple(card["caveats"]))
     utility = {} if is_absent(told["utility"]) else told["utility"]
     return Result(folder, guarantee, guarantee.epsilon(plan.delta), plan.delta, utility, told["steps_done"], 0.0, BEFORE)

@@ -17,6 +17,7 @@ from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.data import count, source
+from dpfy.data import schema as schemas
 from dpfy.data.config import FIELDS_OF_KIND, DataConfig
 from dpfy.data.count import held_out
 from dpfy.data.records import Records
@@ -31,7 +32,7 @@ from dpfy.training.config import MOST_GROUP, JobConfig, LedgerConfig, PrivacyCon
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
 from dpfy.training.ready import UNKNOWN
-from dpfy.training.run import Run, RunFolder, ended, finish_erasure
+from dpfy.training.run import TRAINING, Run, RunFolder, ended, finish_erasure
 from dpfy.training.update import Update
 
 RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000}
@@ -166,6 +167,9 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
         data = load(config, plan.recipe.records)
         assert data.classes is not None
         model = build.build(config.model, data.features, data.classes)
+        folder.tell(TRAINING, model={"reads": {"features": list(data.features), "classes": data.classes}})
+        if config.data.schema is not None:
+            folder.write("schema.toml", schemas.rendered(schemas.load(config.data.schema)).encode())
         extract = features.features(config.model)
         train, test = (_extracted(part, extract) for part in (data.train, data.test))
         result = fit(
