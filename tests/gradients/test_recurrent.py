@@ -216,7 +216,8 @@ def imitated_lstm_back(
     return torch.cat(gates, 1), inner * f, None
 
 
-def imitated_gru(given: Tensor, hidden: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+def imitated_gru(given: Tensor, hidden: Tensor, h: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor]:
+    given, hidden = (t + bias for t, bias in zip((given, hidden), biases or (0.0, 0.0), strict=True))
     (ar, az, an), (br, bz, bn) = given.chunk(3, 1), hidden.chunk(3, 1)
     r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
     n = (an + r * bn).tanh()

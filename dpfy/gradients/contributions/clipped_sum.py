@@ -23,6 +23,9 @@ from dpfy.gradients.contributions.sliced import Sliced, pieces_of
 from dpfy.gradients.engine import cautious, group_rows, multipliers
 from dpfy.gradients.kernels import grams, reductions
 
+BLOCK_ROWS = 1024
+"""More rows than this are added up by a product: the kernel goes through them one after another."""
+
 JOIN_ELEMENTS = 2**22
 """Direct gradients up to this size are copied side by side; larger ones are worth their own pass."""
 
@@ -278,7 +281,7 @@ def _split(found: dict[str, Contribution], members: list[str]) -> tuple[list[_Bl
             continue
         part = found[name]
         part = part.direct() if isinstance(part, Deferred) else part
-        if isinstance(part, Direct) and part.grads.dtype == torch.float32 and kernels.usable(part.grads):
+        if isinstance(part, Direct) and _adds_well(part.grads):
             blocks.append(_Block([name], as_rows(part.grads)[None]))
             done.add(name)
         elif isinstance(part, Direct) and part.grads.numel() <= JOIN_ELEMENTS:
@@ -290,6 +293,11 @@ def _split(found: dict[str, Contribution], members: list[str]) -> tuple[list[_Bl
     flat = [as_rows(g).to(wide) for g in direct.values()]
     joined = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
     return [*blocks, _Small(list(direct), [g.shape[1:] for g in direct.values()], joined)], others
+
+
+def _adds_well(grads: Tensor) -> bool:
+    """Whether the kernel that adds rows, column by column, is as fast as a product of the library's would be."""
+    return grads.dtype == torch.float32 and len(grads) <= BLOCK_ROWS and kernels.usable(grads)
 
 
 def _blocks(found: dict[str, Contribution], members: list[str]) -> list[_Block]:

@@ -35,7 +35,7 @@ def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) ->
     cells, done = [c], []
     outputs: list[Tensor] = [h] * len(each)
     for t in order:
-        h, c, work = _lstm(each[t], h @ matrix, c)
+        h, c, work = _lstm(each[t], torch.mm(h, matrix), c)
         outputs[t] = h
         cells.append(c)
         done.append(work)
@@ -44,13 +44,13 @@ def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) ->
         length, matrix = (len(kept) - 2) // 2, kept[0]
         cells, done = kept[1 : length + 2], kept[length + 2 :]
         found = done[0].new_empty(length, *done[0].shape)
-        dh, dc, grads = hidden, cell, None if output is None else output.unbind(0)
+        places, dh, dc, grads = found.unbind(0), hidden, cell, None if output is None else output.unbind(0)
         for place in reversed(range(length)):
             t = order[place]
             dh = _added(dh, None if grads is None else grads[t])
             dgates, dc, _ = _lstm_back(dh, dc, cells[place], cells[place + 1], done[place], False)
-            found[t] = dgates
-            dh = dgates @ matrix
+            places[t].copy_(dgates)
+            dh = torch.mm(dgates, matrix)
         return Back(found, dh, dc)  # type: ignore[arg-type]
 
     return Made(torch.stack(outputs), h.clone(), c.clone(), (weights.hidden, *cells, *done), back)
@@ -59,22 +59,22 @@ def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) ->
 def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps) -> Made:
     """See :mod:`dpfy.gradients.layers.recurrence`; `gates` stays as it is."""
     width, matrix, each = h.shape[1], weights.hidden.t(), gates.unbind(0)
-    shift = h.new_zeros(3 * width) if weights.shift is None else F.pad(weights.shift, (2 * width, 0))
+    shifts = () if weights.shift is None else (h.new_zeros(3 * width), F.pad(weights.shift, (2 * width, 0)))
     order = [t for t, _ in steps.order(gates.shape[1])]
     outputs: list[Tensor] = [h] * len(each)
     done: list[Tensor] = [h] * len(each)
     for t in order:
-        h, done[t] = _gru(each[t], torch.addmm(shift, h, matrix), h)
+        h, done[t] = _gru(each[t], torch.mm(h, matrix), h, *shifts)
         outputs[t] = h
 
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
         matrix, done = kept[0], kept[1:]
         found = matrix.new_empty(len(done), done[0].shape[0], 3 * width)
-        dh, grads = hidden, None if output is None else output.unbind(0)
+        places, dh, grads = found.unbind(0), hidden, None if output is None else output.unbind(0)
         for t in reversed(order):
             dgates, inner, passed, _, _ = _gru_back(_added(dh, None if grads is None else grads[t]), done[t], False)
-            found[t] = dgates
-            dh = torch.addmm(passed, inner, matrix)
+            places[t].copy_(dgates)
+            dh = passed.addmm_(inner, matrix)
         return Back(found, dh)  # type: ignore[arg-type]
 
     resets = torch.stack([work[:, :width] for work in done])
