@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 
+BLOCK_BYTES, KEYSTREAM_BYTES = 16, (1 << 36) - 32
+"""Of AES; and of one keystream, whose blocks are counted in 32 bits."""
+
 ZEROS = bytes(1 << 17)
 """What is encrypted to show a keystream. Held, because fresh memory costs more than the cipher; short, so that it stays in the cache."""
 
@@ -59,17 +62,23 @@ class Randomness:
 
         return np.random.Generator(np.random.Philox(key=int.from_bytes(self.key(stream, step), "little")))
 
-    def keystream(self, stream: str, step: int) -> Callable[[memoryview], None]:
+    def keystream(self, stream: str, step: int, start: int = 0) -> Callable[[memoryview], None]:
         """A cipher for one address: each call overwrites a buffer with the next bytes of its keystream, AES-256 in counter mode.
 
-        A keystream ends after 64 GiB, with an error.
+        It begins at byte `start`, a whole number of blocks. A keystream ends after 64 GiB, with an error.
         """
-        start, zeros = _counter_mode(), memoryview(ZEROS)
-        cipher = start(self.key(stream, step, 32))
+        if start % BLOCK_BYTES or start < 0:
+            raise InvalidInput("keystream start", start, f"must be a multiple of {BLOCK_BYTES} bytes")
+        begin, zeros, left = _counter_mode(), memoryview(ZEROS), KEYSTREAM_BYTES - start
+        cipher = begin(self.key(stream, step, 32), start // BLOCK_BYTES)
 
         def fill(buffer: memoryview) -> None:
-            for start in range(0, len(buffer), len(zeros)):
-                part = buffer[start : start + len(zeros)]
+            nonlocal left
+            left -= len(buffer)
+            if left < 0:
+                raise Unsupported("more than 64 GiB of one keystream", "cut the work into several streams")
+            for at in range(0, len(buffer), len(zeros)):
+                part = buffer[at : at + len(zeros)]
                 cipher.update_into(zeros[: len(part)], part)
 
         return fill
@@ -80,12 +89,16 @@ class Randomness:
 
 
 @cache
-def _counter_mode() -> Callable[[bytes], Any]:
-    """From a key to a cipher in counter mode. Looked up once: imports in the middle of a step cost as much as small noise."""
+def _counter_mode() -> Callable[[bytes, int], Any]:
+    """From a key and the number of a block to a cipher in counter mode. Looked up once: imports in the middle of a step cost as much as small noise."""
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError:
         raise Unsupported("noise on a CPU without the cryptography package", "install it: pip install cryptography") from None
-    # The ciphertext of GCM is that of counter mode, and OpenSSL has faster code for it. Nobody asks for its tag.
+    # The ciphertext of GCM is that of counter mode from block 2 on, and OpenSSL has faster code for it. Nobody asks for its tag.
     mode = modes.GCM(bytes(12))
-    return lambda key: Cipher(algorithms.AES(key), mode).encryptor()
+
+    def begin(key: bytes, block: int) -> Any:
+        return Cipher(algorithms.AES(key), modes.CTR((block + 2).to_bytes(16, "big")) if block else mode).encryptor()
+
+    return begin

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dpfy.core.random import Randomness
 from dpfy.noise.lattice import Lattice, lay_
+from dpfy.noise.part import Part
 
 CHUNK, LARGE_CHUNK = 1 << 17, 5 << 17
 """Values made at a time, for few and for many: small enough for the cache, large enough that calls do not count (measured)."""
@@ -32,8 +33,12 @@ _NUMPY_IS_FAST = sys.platform == "linux" and torch.backends.cpu.get_cpu_capabili
 """Whether NumPy has vector code for log2 and tan; else it goes value by value, and torch, slower than that vector code, does not."""
 
 
-def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: int) -> dict[str, Tensor]:
+def draw(
+    like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: int, part: Part | None = None
+) -> dict[str, Tensor]:
     """Independent N(0, 1) values in the shapes and on the device of `like`, for one step of one stream.
+
+    On a CPU a `part` says which coordinates of a larger draw these are, and they get its values; elsewhere it has a stream of its own.
 
     Guarantees: each step and stream has its own key; inside a step the parameters take consecutive, disjoint parts of one sequence,
     so no two values of a run are ever the same draw. Values are float64 if any parameter is, else float32. In float32 a pair of
@@ -44,8 +49,8 @@ def draw(like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: 
     total = sum(t.numel() for t in like.values())
     if device.type == "cpu":
         flat = torch.empty(total, dtype=dtype)
-        for start, values in _pairs(total, dtype, randomness.keystream(stream, step)):
-            flat[start : start + len(values)] = values
+        for piece, values in _placed(flat, _values(part or Part.whole(total), dtype, randomness, stream, step)):
+            piece.copy_(values)
     else:
         flat = torch.zeros(total, device=device, dtype=dtype)
     parts = flat.split([t.numel() for t in like.values()]) if like else ()
@@ -79,8 +84,9 @@ def add_(
     step: int,
     divisor: float = 1.0,
     into: Sequence[Tensor] | None = None,
+    part: Part | None = None,
 ) -> None:
-    """Add ``draw(sums, randomness, stream, step)`` to `sums`, both on `lattice`, and divide by `divisor`, in place; with `into`, the
+    """Add ``draw(sums, randomness, stream, step, part)`` to `sums`, both on `lattice`, and divide by `divisor`, in place; with `into`, the
     results are rounded to the types of these tensors and written there.
 
     All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made; the scale of
@@ -95,9 +101,8 @@ def add_(
         else:
             add_drawn_(sums, draw(sums, randomness, stream, step), lattice, divisor, into)
         return
-    total = sum([t.numel() for t in many])
-    noise = (values for _, values in _pairs(total, dtype_of(sums), randomness.keystream(stream, step), lattice.noise))
-    lay_(many, noise, lattice, divisor)
+    part = part or Part.whole(sum([t.numel() for t in many]))
+    lay_(many, _values(part, dtype_of(sums), randomness, stream, step, lattice.noise), lattice, divisor)
     sums |= zip(list(sums), many, strict=True)
     put(into, many)
 
@@ -143,19 +148,38 @@ def _generator(device: torch.device, randomness: Randomness, stream: str, step: 
     return generator.manual_seed(int.from_bytes(randomness.key(stream, step, 8), "little") >> 1)
 
 
-def _pairs(
-    count: int, dtype: torch.dtype, fill: Callable[[memoryview], None], scale: float | None = None
-) -> Iterator[tuple[int, Tensor]]:
-    """`count` values from a keystream as (start, values), a chunk at a time, in memory that the next chunk overwrites."""
-    size = LARGE_CHUNK if count > CHUNK else CHUNK
+def _values(
+    part: Part, dtype: torch.dtype, randomness: Randomness, stream: str, step: int, scale: float | None = None
+) -> Iterator[Tensor]:
+    """The values of `part`, in pieces, in memory that the next chunk overwrites.
+
+    A chunk is made whole, or not at all: which values it holds depends on its place and on the number of all coordinates.
+    """
+    size = LARGE_CHUNK if part.total > CHUNK else CHUNK
     whole = Scratch.held(dtype, size)
     factor = None if scale is None else whole.squared(scale)
-    for start in range(0, count, size):
-        left = count - start
-        scratch = whole if left >= size else whole.part((left + 1) // 2)
-        fill(scratch.bits)
-        values = scratch.transform(factor)
-        yield start, values if left >= values.numel() else values[:left]
+    made, fill, values = -1, None, whole.flat
+    for first, last in part.runs:
+        while first < last:
+            chunk, inside = divmod(first, size)
+            if chunk != made:
+                left = part.total - chunk * size
+                scratch = whole if left >= size else whole.part((left + 1) // 2)
+                if fill is None or chunk != made + 1:
+                    fill = randomness.keystream(stream, step, chunk * size * values.itemsize)
+                fill(scratch.bits)
+                made, values = chunk, scratch.transform(factor)
+            stop = min(inside + last - first, size)
+            yield values if stop - inside == len(values) else values[inside:stop]
+            first += stop - inside
+
+
+def _placed(flat: Tensor, pieces: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each piece with its place in `flat`, one after the other."""
+    start = 0
+    for piece in pieces:
+        yield flat[start : start + len(piece)], piece
+        start += len(piece)
 
 
 _HELD = threading.local()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.noise.part import Part
 from dpfy.noise.strategy import Grads
 from dpfy.noise.stream import NoiseStream
 
@@ -18,13 +19,13 @@ class Shard:
     """Part `index` of `count` of all coordinates, cut from the parameters laid end to end.
 
         shard, total = Shard(rank, ranks), ...                    # total: the bounded sum over all ranks
-        stream = shard.stream(NoiseStream(strategy, scale, randomness))
+        stream = shard.stream(NoiseStream(strategy, scale, randomness), shard.part(parameters), parameters)
         state = stream.init(shard.of(parameters))
         private, state = stream.release(Bounded(shard.of(total.value), total.bound, total.unit), step, state, permit)
 
-    Guarantees: the shards of one count are disjoint and together hold every coordinate, their sizes differ by at most one, and each
-    draws its noise from a stream of its own: together they add to the whole sum exactly the noise that the plan bills (the bound is
-    that of the whole contribution). All shards of a run must be of the same count.
+    Guarantees: the shards of one count are disjoint and together hold every coordinate, their sizes differ by at most one, and
+    together they add to the whole sum exactly the noise that the plan bills (the bound is that of the whole contribution). On a CPU
+    the noise of a coordinate is the one it would have without shards, exact noise aside. All shards of a run must be of the same count.
     """
 
     index: int
@@ -36,21 +37,32 @@ class Shard:
             raise InvalidInput("shard.index", self.index, f"must be less than the number of shards ({self.count})")
 
     def of(self, tensors: Grads) -> Grads:
-        """This shard's coordinates, flat, by the name of the parameter that they belong to; parameters without any are left out."""
-        total = sum(t.numel() for t in tensors.values())
-        first, last = total * self.index // self.count, total * (self.index + 1) // self.count
-        parts, start = {}, 0
+        """This shard's coordinates, flat, by the name of the parameter that they belong to; of some parameters it may hold none."""
+        (first, last), start = self.bounds(sum(t.numel() for t in tensors.values())), 0
+        parts = {}
         for name, t in tensors.items():
             low, high = max(first - start, 0), min(last - start, t.numel())
-            if low < high:
-                parts[name] = t.reshape(-1)[low:high]
+            parts[name] = t.reshape(-1)[low : max(low, high)]
             start += t.numel()
         return parts
 
-    def stream(self, whole: NoiseStream) -> NoiseStream:
-        """The noise stream of this shard. Under the same name two shards would add the same numbers to different coordinates."""
-        return (
-            whole
-            if self.count == 1
-            else replace(whole, name=f"{whole.name} shard {self.index} of {self.count}", shards=self.count)
-        )
+    def bounds(self, total: int) -> tuple[int, int]:
+        """The first of this shard's coordinates of `total`, and the one after its last."""
+        return total * self.index // self.count, total * (self.index + 1) // self.count
+
+    def part(self, tensors: Grads) -> Part:
+        """Where its coordinates lie among all of `tensors`."""
+        sizes = [t.numel() for t in tensors.values()]
+        return Part.of([self.bounds(sum(sizes))], sizes)
+
+    def stream(self, whole: NoiseStream, part: Part, like: Grads) -> NoiseStream:
+        """The noise stream of the coordinates `part` of tensors like these, which only this shard holds.
+
+        Where noise cannot be drawn by its place among all coordinates, on a GPU and for exact noise, every shard has a stream with a
+        name of its own: under one name two shards would add the same numbers to different coordinates.
+        """
+        if self.count == 1:
+            return whole
+        by_place = not whole.exact and all(t.device.type == "cpu" for t in like.values())
+        name = whole.name if by_place else f"{whole.name} shard {self.index} of {self.count}"
+        return replace(whole, name=name, part=part)

@@ -16,6 +16,7 @@ from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded, Private
 from dpfy.noise import exact, gaussian, noise_buffers, terms
 from dpfy.noise.lattice import Lattice, with_rounding
+from dpfy.noise.part import Part
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
 
 NAME, TRAINING = "noise", "training"
@@ -32,8 +33,8 @@ class NoiseStream:
     carries (a little more, for the rounding of sums), so there is one owner of the clip norm. The noise of step s is a function of
     (secret, name, s) alone. The noisy sum is divided by `divisor`, which is public, while it is at hand. With `in_place` the released
     value takes the memory of the sum, which must not be used afterwards, not even where the value went elsewhere; otherwise the sum
-    is left as it is. Sparse sums, of a table of which few rows are in use, are released dense: every row gets noise. `shards` is the
-    number of streams that share one contribution's coordinates (:mod:`dpfy.noise.shard`). `event` is all that the stream does in a
+    is left as it is. Sparse sums, of a table of which few rows are in use, are released dense: every row gets noise. `part` says
+    which coordinates of one contribution the sums hold, where others hold the rest (:mod:`dpfy.noise.shard`). `event` is all that the stream does in a
     whole run, which the permit must have been given for; by default one Gaussian release. With `exact` every released value is where
     real numbers would put it (:mod:`dpfy.noise.exact`).
     """
@@ -44,12 +45,11 @@ class NoiseStream:
     name: str = NAME
     divisor: float = 1.0
     in_place: bool = False
-    shards: int = 1
+    part: Part | None = None
     event: events.Event | None = None
     exact: bool = False
 
     def __post_init__(self) -> None:
-        check.integer("shards", self.shards)
         check.nonnegative("noise scale", self.scale)
         check.positive("divisor", self.divisor)
         if self.exact:
@@ -84,6 +84,8 @@ class NoiseStream:
         """
         assert self.event is not None
         permit.check(step, self.event)
+        if self.part is not None and (held := sum([t.numel() for t in total.value.values()])) != self.part.size:
+            raise InvalidInput("sum", f"{held} coordinates", f"this part of the release has {self.part.size}")
         if self.name == NAME and permit.claim and permit.name != TRAINING:
             rule = (
                 f"is that of training: give the stream the name of its claim ({permit.name}), or both would draw the same noise"
@@ -104,7 +106,8 @@ class NoiseStream:
 
     def _lattice(self, sums: Grads, bound: float, dtype: torch.dtype, step: int) -> Lattice:
         """Where the values of `step` will lie, a function of public things alone; and the secret phase at which it is met."""
-        count = self.shards * sum([t.numel() + 1 for t in sums.values()])
+        part = self.part
+        count = sum([t.numel() + 1 for t in sums.values()]) if part is None else part.total + part.tensors
         if self.exact:
             return exact.lattice(self.scale, bound, count, dtype, terms.of(self.strategy, step), step)
         fresh = self.strategy.fresh(step)
@@ -118,7 +121,7 @@ class NoiseStream:
             return state
         if isinstance(self.strategy, Recurrent) and self._added(self.strategy.recurrence(step), sums, lattice, step, state, into):
             return state
-        unit, state = self.strategy.next(step, lambda s: gaussian.draw(sums, self.randomness, self.name, s), state)
+        unit, state = self.strategy.next(step, lambda s: gaussian.draw(sums, self.randomness, self.name, s, self.part), state)
         gaussian.add_drawn_(sums, unit, lattice, self.divisor, into)
         return state
 
@@ -127,7 +130,7 @@ class NoiseStream:
         if recurrence.is_fresh:
             if recurrence.fresh != 1:
                 lattice = Lattice(lattice.step, lattice.noise * recurrence.fresh, lattice.phase)
-            gaussian.add_(sums, lattice, self.randomness, self.name, step, self.divisor, into)
+            gaussian.add_(sums, lattice, self.randomness, self.name, step, self.divisor, into, self.part)
             return True
         from dpfy.noise import chacha
 

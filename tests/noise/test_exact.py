@@ -223,7 +223,7 @@ def test_the_tail_and_the_middle_are_decided_by_real_numbers(monkeypatch, bits):
     words = [0, -1, 1, 5, -(top >> 28), top - 1, -top, top >> 1, 3 * (top >> 2)]
     angles = [0, top >> 2, top >> 1, -(top >> 1), top - 1, -top, 12345, -(top >> 2), top >> 3]
 
-    def keystream(self, stream, step):
+    def keystream(self, stream, step, start=0):
         return lambda buffer: buffer.cast("B").__setitem__(slice(None), np.array(words + angles, f"<i{bits // 8}").tobytes())
 
     monkeypatch.setattr(Randomness, "keystream", keystream)

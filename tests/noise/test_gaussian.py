@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.core.random import Randomness
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.random import KEYSTREAM_BYTES, Randomness
 from dpfy.noise import gaussian
 from dpfy.noise.lattice import Lattice
 
@@ -42,6 +43,13 @@ def test_the_bits_are_aes_256_in_counter_mode():
         fill(memoryview(buffer)[start:stop])
     block = Cipher(algorithms.AES(RANDOMNESS.key("noise", 5, 32)), modes.ECB()).encryptor()
     assert bytes(buffer) == b"".join(block.update(i.to_bytes(16, "big")) for i in range(2, 12))
+    later = bytearray(64)
+    RANDOMNESS.keystream("noise", 5, 96)(memoryview(later))
+    assert later == buffer[96:]
+    with pytest.raises(InvalidInput, match="multiple of 16"):
+        RANDOMNESS.keystream("noise", 5, 8)
+    with pytest.raises(Unsupported, match="64 GiB"):
+        RANDOMNESS.keystream("noise", 5, KEYSTREAM_BYTES - 32)(memoryview(later))
 
 
 @pytest.mark.parametrize(("dtype", "whole", "tolerance"), [(torch.float32, np.int32, 4e-6), (torch.float64, np.int64, 1e-13)])

@@ -271,10 +271,10 @@ def test_rounding_is_in_the_bound():
         with pytest.raises(Unsupported, match="standard deviation"):
             Lattice.of(stddev, torch.float32, 0.0)
     whole = NoiseStream(Identity(), 1.0, Randomness.for_tests(0))
-    shard = Shard(1, 10**4).stream(whole)
-    like, plain = {"w": torch.zeros(10**5)}, whole._lattice({"w": torch.zeros(10**5)}, 1.0, torch.float32, 0).noise
-    assert shard.shards == 10**4
-    assert shard._lattice(like, 1.0, torch.float32, 0).noise > plain
+    like, cut = {"w": torch.zeros(10**5)}, Shard(1, 10**4)
+    shard = cut.stream(whole, cut.part(like), like)
+    alone = whole._lattice(cut.of(like), 1.0, torch.float32, 0).noise
+    assert shard._lattice(cut.of(like), 1.0, torch.float32, 0).noise == whole._lattice(like, 1.0, torch.float32, 0).noise > alone
 
 
 def test_phases_are_uniform_by_address_and_not_shown():

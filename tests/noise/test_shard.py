@@ -10,9 +10,11 @@ from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
+from dpfy.noise import gaussian
 from dpfy.noise.banded import Banded, NormalisedBanded
 from dpfy.noise.blt import Blt
 from dpfy.noise.inverse import inverse_square_root_banded
+from dpfy.noise.part import Part
 from dpfy.noise.shard import Shard
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
@@ -70,24 +72,62 @@ def test_the_noise_of_the_shards_is_the_noise_of_the_whole(name):
         assert sum(kept) == sum(t.numel() for t in state.values())
 
 
-def test_each_shard_draws_its_own_noise_at_the_scale_of_the_whole():
+def released(like, strategy, shards, exact=False, steps=3):
+    """What the shards release of zero sums, joined, step by step."""
+    whole = NoiseStream(strategy, 1.5, Randomness.for_tests(0), divisor=4.0, exact=exact)
+    streams = [shard.stream(whole, shard.part(like), like) for shard in shards]
+    states = [stream.init(shard.of(like)) for stream, shard in zip(streams, shards, strict=True)]
+    found = []
+    for step in range(steps):
+        pieces = []
+        for k, (stream, shard) in enumerate(zip(streams, shards, strict=True)):
+            part = Bounded(shard.of({n: t.clone() for n, t in like.items()}), Bound(0.4))
+            private, states[k] = stream.release(part, step, states[k], rehearsal(stream.event, steps))
+            pieces.append(flat(private.value))
+        found.append(torch.cat(pieces))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", ["identity", "banded", "blt", "tree"])
+@pytest.mark.parametrize("count", [2, 3, 40])
+def test_a_coordinate_gets_the_same_noise_however_many_shards_there_are(name, count):
+    """Bit for bit: also where a shard is empty, begins inside of a pair or ends where a chunk of noise does."""
+    for like in (LIKE, {"a": torch.ones(gaussian.CHUNK + 7), "b": torch.ones(11, 3)}):
+        alone = released(like, STRATEGIES[name], [Shard(0, 1)])
+        assert torch.equal(released(like, STRATEGIES[name], [Shard(k, count) for k in range(count)]), alone)
+
+
+def test_a_part_is_drawn_from_the_middle_of_the_stream(monkeypatch):
+    """Runs in any chunk, several in one, and across their borders; no chunk without a run is made."""
+    monkeypatch.setattr(gaussian, "CHUNK", 1 << 10)
+    monkeypatch.setattr(gaussian, "LARGE_CHUNK", 1 << 10)
+    randomness, total = Randomness.for_tests(3), 10_001
+    for dtype in (torch.float32, torch.float64):
+        whole = gaussian.draw({"w": torch.zeros(total, dtype=dtype)}, randomness, "noise", 4)["w"]
+        for runs in [((3, 4),), ((1023, 1025), (1030, 1031), (5000, 8193)), ((9999, 10_001),), ((0, 0), (7, 7))]:
+            part = Part.of(runs, [total])
+            found = gaussian.draw({"w": torch.zeros(part.size, dtype=dtype)}, randomness, "noise", 4, part)["w"]
+            assert torch.equal(found, torch.cat([whole[a:b] for a, b in runs]))
+    with pytest.raises(InvalidInput, match="must follow each other"):
+        Part(((3, 5), (4, 6)), 10)
+
+
+def test_shards_of_exact_noise_draw_from_streams_of_their_own():
     """Two shards under one name would add the same numbers; the scale is that of the whole bound. 5 standard errors."""
-    like = {"w": torch.zeros(40_000)}
-    whole = NoiseStream(Banded((1.0,)), 1.5, Randomness.for_tests(0))
-    released = []
-    for k in range(2):
-        shard = Shard(k, 2)
-        stream = shard.stream(whole)
-        part = Bounded(shard.of(like), Bound(0.4))
-        released.append(
-            stream.release(part, 0, stream.init(part.value), rehearsal(stream.event, STEPS))[0].value["w"].double().numpy()
-        )
-    first, second = released
-    assert len(first) == len(second) == 20_000
-    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(20_000)
-    both = np.concatenate(released)
-    assert abs((both**2).mean() / (1.5 * 0.4) ** 2 - 1) < 5 * np.sqrt(2 / 40_000)
-    assert Shard(0, 1).stream(whole) == whole
+    like = {"w": torch.zeros(4_000)}
+    found = released(like, Identity(), [Shard(0, 2), Shard(1, 2)], exact=True, steps=1)[0].double().numpy() * 4.0
+    first, second = found[:2000], found[2000:]
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(2_000)
+    assert abs((found**2).mean() / (1.5 * 0.4) ** 2 - 1) < 5 * np.sqrt(2 / 4_000)
+    whole = NoiseStream(Identity(), 1.5, Randomness.for_tests(0))
+    assert Shard(0, 1).stream(whole, Shard(0, 1).part(like), like) == whole
+
+
+def test_a_sum_of_another_size_than_its_part_is_refused():
+    shard, like = Shard(0, 2), {"w": torch.zeros(10)}
+    stream = shard.stream(NoiseStream(Identity(), 1.0, Randomness.for_tests(0)), shard.part(like), like)
+    with pytest.raises(InvalidInput, match="this part of the release has 5"):
+        stream.release(Bounded(like, Bound(1.0)), 0, {}, rehearsal(stream.event, 1))
 
 
 def test_a_shard_that_is_none_is_refused():
