@@ -60,6 +60,14 @@ class Busy(DpfyError):
     """Another process holds the run or the ledger."""
 
 
+class Lost(DpfyError):
+    """Another rank of a run failed, disagrees or is gone: nothing is released until all ranks go on together."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"ranks: {why}; mend it there, then start all ranks again and resume the run")
+
+
 def _short(value: object, limit: int = 80) -> str:
     try:
         text = repr(value)

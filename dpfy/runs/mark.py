@@ -28,6 +28,8 @@ SECRETS = (
     "config.toml", "lock",
 )  # fmt: skip
 """What a run keeps in checkpoint/, in the order in which it is destroyed. A new file there must be named here."""
+RANK_STATE = re.compile(r"rank[0-9]+-[0-9a-f]{16}\.safetensors")
+"""The same of the ranks of a run beside rank 0: they are destroyed first."""
 BEFORE_STEPS = ("ledger.jsonl", "ledger.jsonl.head", CANARIES, "config.toml")
 """What a run that made no release may have written beside them and what its claims name."""
 
@@ -75,7 +77,8 @@ class Mark:
         if not hidden.is_dir() or hidden.is_symlink():
             return
         self.erase_temporaries()
-        for name in SECRETS:
+        ranks = sorted(p.name for p in hidden.iterdir() if RANK_STATE.fullmatch(p.name))
+        for name in (*ranks, *SECRETS):
             storage.erase(hidden / name)
         if not any(hidden.iterdir()):
             hidden.rmdir()

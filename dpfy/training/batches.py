@@ -23,6 +23,7 @@ from dpfy.gradients.engine import Grads
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.training import progress
 from dpfy.training.watch import Watch
+from dpfy.training.world import World
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,14 @@ class Drawing:
     watch: Watch
     most: int
     row_multiple: int
+    world: World = field(default_factory=World)
     _reading: Generator[Batch] | None = field(default=None, init=False)
 
     def pieces(self, step: int) -> list[Piece]:
-        """The physical batches of a step; none if it takes no record."""
+        """The physical batches of a step; none if it takes no record. Of several ranks each takes a share of the step's records."""
         sampler = self.recipe.sampler
         rng = self.randomness.generator("sampling", sampler.address(step))
-        indices = sampler.batch(step, records=len(self.records), rng=rng)
+        indices = self.world.share(sampler.batch(step, records=len(self.records), rng=rng))
         cut = self.watch.pieces(step, indices, self.most, self.row_multiple)
         return [Piece(step, place, rows, counts) for place, (rows, counts) in enumerate(cut)]
 

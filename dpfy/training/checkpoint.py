@@ -43,10 +43,19 @@ def write(path: Path, snapshot: Snapshot, randomness: Randomness) -> None:
 
     Guarantees: a crash leaves the previous checkpoint or this one.
     """
-    tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
-    facts = canonical({"format": FORMAT, "step": snapshot.step, "facts": snapshot.facts})
+    facts, tensors = _plain_parts(snapshot)
     header = {"facts": facts, "tag": _tag(facts, tensors, randomness)}
     write_atomically(path, save(tensors, metadata=header), mode=PRIVATE_MODE)
+
+
+def tag(snapshot: Snapshot, randomness: Randomness) -> str:
+    """The fingerprint under which `write` keeps it."""
+    return _tag(*_plain_parts(snapshot), randomness)
+
+
+def _plain_parts(snapshot: Snapshot) -> tuple[str, dict[str, Tensor]]:
+    tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
+    return canonical({"format": FORMAT, "step": snapshot.step, "facts": snapshot.facts}), tensors
 
 
 def read(path: Path, randomness: Randomness) -> Snapshot:

@@ -17,7 +17,7 @@ from dpfy.plan.claim import NOTHING, PUBLIC
 from dpfy.report import card, evaluations
 from dpfy.report.words import absent
 from dpfy.training import guard, weights
-from dpfy.training.run import TRAINING
+from dpfy.training.run import TRAINING, RunFolder
 from dpfy.training.watch import Checks
 
 NO_NORMS = "gradient norms were not released: showing them would cost privacy, and no reservation pays for it"
@@ -36,14 +36,20 @@ def write(
     when the run began.
     """
 
+    folder = training.folder
+    training.save()
+    with training.averaged():
+        released = _weights(training)
+
     def facts() -> card.Facts:
-        training.save()
-        with training.averaged():
-            training.folder.write("model.safetensors", save(_weights(training), metadata={"format": "pt"}))
+        assert isinstance(folder, RunFolder)
+        folder.write("model.safetensors", save(released, metadata={"format": "pt"}))
         told = {TRAINING: _told(training, utility, confusion, test)}
         return card.Facts(_provenance(training), training.steps_done, told)
 
-    training.folder.finish(facts)
+    if isinstance(folder, RunFolder):
+        folder.finish(facts)
+    training.world.exchange("the end of the run")
 
 
 def _told(training: PrivateTraining, utility: dict[str, float], confusion: list[list[int]] | None, test: str) -> dict[str, Any]:
@@ -131,6 +137,7 @@ def _provenance(training: PrivateTraining) -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {training.device.type}",
+        "ranks": str(training.world.count),
         "engine": training.engine.name,
         **({} if "model" in training.folder.run.about else {"model": type(weights.inside(training.model)).__name__}),
         "seed": card.FIXED_SEED if fixed else card.SECRET_SEED,

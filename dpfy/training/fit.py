@@ -134,7 +134,7 @@ def _billed(run: str | Path | Run | RunFolder | None, plan: Plan, noise: float |
 
 def _evaluated(training: PrivateTraining, aim: Objective, test: Records | None, use: str) -> evaluation.Evaluation:
     """What is told about the released model on `test`."""
-    if test is None or use == evaluation.WITHHELD:
+    if test is None or use == evaluation.WITHHELD or not training.world.first:
         return evaluation.Evaluation(use, {})
     return evaluation.public(training, aim, test) if use == PUBLIC else evaluation.billed(training, test, aim)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE
-from dpfy.training.checksum import checksum
 
 NAME = "steps.jsonl"
 SAME = "resume with the same code, data and settings, so that it is repeated bit for bit, or start a new run"
@@ -38,23 +37,32 @@ class Journal:
     for the device.
     """
 
-    def __init__(self, folder: Path, randomness: Randomness, step: int) -> None:
+    def __init__(self, folder: Path | None, randomness: Randomness, step: int) -> None:
+        """In `folder`; None where another rank writes it, and only the order of the steps is kept here."""
         self._randomness = randomness
         self.next = step
+        self._file, self._writes = -1, folder is not None
+        self._late: _Late | None = None
+        self._made: dict[int, tuple[list[float], str]] = {}
+        if folder is not None:
+            self._open(folder, step)
+
+    def _open(self, folder: Path, step: int) -> None:
         lines, whole = _read(folder / NAME)
         self._made = {n: line for n, line in lines.items() if n >= step}
-        self._late: _Late | None = None
         self._file = os.open(folder / NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_MODE)
         os.ftruncate(self._file, whole if self._made else 0)
 
-    def bind(self, step: int, sums: Mapping[str, Tensor], rates: Sequence[float]) -> None:
-        """Write down what `step` is about to release, or refuse it if it was made before: here, or of something else."""
+    def bind(self, step: int, total: Tensor, rates: Sequence[float]) -> None:
+        """Write down what `step` is about to release, by a checksum of the sum, or refuse it if it was made before: here, or of
+        something else."""
         if step != self.next:
             raise Unsupported(f"making step {step} where step {self.next} is due", SAME)
         self.flush()
-        total = checksum(sums.values(), self._randomness.key("part", step, 1)[0])
         if step in self._made:
             self._repeated(step, total, rates)
+        elif not self._writes:
+            pass
         elif total.device.type == "cuda":
             self._late = _Late(step, total, list(rates))
         else:
@@ -71,7 +79,7 @@ class Journal:
         """A checkpoint of `step` is on disk: what came before will not be made again."""
         self.flush()
         self._made = {n: line for n, line in self._made.items() if n >= step}
-        if not self._made:
+        if not self._made and self._file >= 0:
             os.ftruncate(self._file, 0)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -26,10 +27,11 @@ from dpfy.gradients.engine import Grads, trainable, zeros
 from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
-from dpfy.training import checkpoint, computation, finish, guard, metrics, public, resume, schedulers, state
+from dpfy.training import computation, finish, guard, metrics, public, resume, schedulers, state
 from dpfy.training.admission import check_first, check_optimizer, check_parts, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.batches import Batches, Captures, Drawing
+from dpfy.training.follower import Follower, opened
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt, leave
 from dpfy.training.journal import Journal
@@ -39,9 +41,11 @@ from dpfy.training.private_step import PrivateStep, stream_of
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
+from dpfy.training.spread import spread_of, unwrapped
 from dpfy.training.state import TrainState
 from dpfy.training.update import Rates, Update, clear_gradients, rates_of
 from dpfy.training.watch import Watch
+from dpfy.training.world import World
 
 
 class PrivateTraining:
@@ -71,9 +75,12 @@ class PrivateTraining:
         runtime: Runtime | None = None,
         update: Update | None = None,
         scheduler: object = None,
+        world: World | None = None,
     ) -> None:
         self._entered, train = False, admitted(train)
+        self.world, self._joined = world or World(), world
         check_parts(model, optimizer, plan)
+        model = unwrapped(model)
         check_model(model)
         guard.check_state(model)
         self.model, self.optimizer, self.plan = model, optimizer, plan
@@ -142,13 +149,15 @@ class PrivateTraining:
         if self._entered:
             raise InvalidInput("training", "entered twice", "one block at a time")
         self._halt, self._pieces, self._journal = Halt(), None, None
-        self.folder = self.run if isinstance(self.run, RunFolder) else RunFolder(self.run, self.plan)
+        self.world = World.joined() if self._joined is None else self._joined
+        self.folder: RunFolder | Follower = self.world.told(lambda: opened(self.world, self.run, self.plan))
         if self.folder.in_use:
             raise Busy(f"run {self.folder.path.name}: another training is using it; wait for it to end or choose another folder")
         self.folder.in_use = True
         try:
             self._open()
         except BaseException as error:
+            self.world.fail(error)
             self._detach()
             self.folder.in_use = False
             self.folder.__exit__(type(error), error, None)
@@ -162,35 +171,41 @@ class PrivateTraining:
         recipe, model, randomness = self.plan.recipe, self.model, self.folder.randomness
         self.device = torch.device(self.runtime.device or next(model.parameters()).device)
         model.to(self.device)
+        self.spread = spread_of(model, self.world)
         self.records = as_source(self._train).to(self.device)
         check_records(recipe, self.records.records_each, len(self.records))
-        stream = stream_of(self.plan, self.folder)
+        private: Grads = dict(trainable(model))
+        stream = self.spread.stream(stream_of(self.plan, self.folder), private, recipe.clip)
         self.rates = Rates(rates_of(self.optimizer), self._factors)
         average = MappingProxyType(self.rule.averaging.init(model))
-        private: Grads = dict(trainable(model))
-        noise = stream.init(private)
+        noise = stream.init(self.spread.held(private))
         stream.require_lattice(private, recipe.clip.bound.l2)
-        snapshot = resume.found(self.folder)
+        snapshot = resume.found(self.folder, self.world)
         held = None if snapshot is None else snapshot.facts["physical"]
-        self.physical_batch = rows_at_once(model, self.records, self.runtime, recipe.expected_batch, self.device, held)
+        rows = partial(rows_at_once, model, self.records, self.runtime, recipe.expected_batch, self.device, held)
+        self.physical_batch = self.world.leads("the size of physical batches", rows)
         wanted = self.engine.row_multiple(min(recipe.expected_batch, self.physical_batch), self.device)
         self.row_multiple = self.physical_batch if self.runtime.padded else wanted
         weights, random = state.weights_of(model), state.generators(self.device)
         first = TrainState(0, weights, self.optimizer, average, noise, recipe.clip, random, self.schedules)
         self.terms, self._state = resume.opened(self, first, snapshot)
         self._entry = self.steps_done
-        self._journal = journal = Journal(self.folder.secrets, randomness, self.steps_done)
+        self._journal = journal = Journal(self.folder.secrets if self.world.first else None, randomness, self.steps_done)
         self.engine.attach(model)
         kept = self.folder.secrets / "watch.json"
         self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, recipe.expected_batch, kept)
-        self.drawing = Drawing(recipe, randomness, self.records, self.watch, self.physical_batch, self.row_multiple)
+        self.watch.keeps = self.world.first
+        cut = (self.physical_batch, self.row_multiple, self.world)
+        self.drawing = Drawing(recipe, randomness, self.records, self.watch, *cut)
         self._guard = Guard(model, self.optimizer, average, self.records.tensors, self._state.noise)
         self.private_step = PrivateStep(
-            self.plan, self.folder, model, stream, self.rates, self.rule, self._guard, journal, self._halt
+            self.plan, self.folder, model, stream, self.rates, self.rule, self._guard, journal, self._halt, self.spread
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed."""
+        if error is not None:
+            self.world.fail(error)
         self._detach()
         clear_gradients(self.model, self.optimizer)
         try:
@@ -205,6 +220,7 @@ class PrivateTraining:
             if self._journal is not None:
                 self._journal.close()
             self.folder.__exit__(kind, error, trace)
+            self.world.close()
 
     def batches(self) -> Batches:
         """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside.
@@ -212,7 +228,7 @@ class PrivateTraining:
         A batch is what the data gives: the tuple of its fields, or what its collate function makes. The length is the number of steps
         that remain. With `pad`, `graph`, and on a GPU, a batch may be filled up with repeats of record 0, which `step` leaves out.
         """
-        return Batches(self._remaining(), self.plan, lambda: self.steps_done, self.runtime.progress)
+        return Batches(self._remaining(), self.plan, lambda: self.steps_done, self.runtime.progress and self.world.first)
 
     def _remaining(self) -> Iterator[Batch]:
         self._require_live()
@@ -325,7 +341,8 @@ class PrivateTraining:
             self.save()
 
     def _note(self, **values: float) -> None:
-        metrics.append(self.folder.path, {"step": self.steps_done, **values})
+        if self.world.first:
+            metrics.append(self.folder.path, {"step": self.steps_done, **values})
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -338,12 +355,12 @@ class PrivateTraining:
             yield
 
     def save(self) -> None:
-        """Write a checkpoint now."""
+        """Write a checkpoint now. Of several ranks all must call it."""
         self._check_untouched()
         self._save()
 
     def _save(self) -> None:
-        checkpoint.write(self.folder.state, self.state.snapshot(self.terms.facts()), self.folder.randomness)
+        self.spread.save(self.folder.state, self.state.snapshot(self.terms.facts()), self.folder.randomness)
         if self._journal is not None:
             self._journal.forget(self.steps_done)
         self._last_save, self._saved = time.monotonic(), self.steps_done
@@ -370,7 +387,8 @@ class PrivateTraining:
 
     def _save_if_due(self) -> None:
         """Between two steps, when the caller has asked for the next one: what its loop did after the last belongs to the checkpoint."""
-        if time.monotonic() - self._last_save >= self.folder.run.checkpoint_every:
+        due = time.monotonic() - self._last_save >= self.folder.run.checkpoint_every
+        if self.world.leads("the end of a step", lambda: due):
             self.save()
 
     def _check_untouched(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -10,17 +10,19 @@ from torch import nn
 from dpfy.core.values import Bounded
 from dpfy.gradients.engine import Grads
 from dpfy.noise.stream import NoiseStream
-from dpfy.plan.recipe import EXACT, Plan
+from dpfy.plan.recipe import CODEC, EXACT, Plan
 from dpfy.training import guard
+from dpfy.training.follower import Follower
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt
 from dpfy.training.journal import Journal
 from dpfy.training.run import RunFolder
+from dpfy.training.spread import Whole
 from dpfy.training.state import TrainState
-from dpfy.training.update import Rates, Update, hand_over, rounded
+from dpfy.training.update import Rates, Update, hand_over
 
 
-def stream_of(plan: Plan, folder: RunFolder) -> NoiseStream:
+def stream_of(plan: Plan, folder: RunFolder | Follower) -> NoiseStream:
     """The noise that the run was billed for: the plan's strategy, scale and sampling, under the run's secret and event."""
     recipe = plan.recipe
     return NoiseStream(
@@ -39,12 +41,12 @@ class PrivateStep:
     """Takes a state and a bounded sum to the next state.
 
     Guarantees: noise is made once the step's sum is bound in the journal, for a model that nobody else has changed, and only with the
-    permit of a run that is billed for good. From then on the run counts as stopped, until its owner has the next state: no error,
-    wherever it comes from, lets the step be made again here.
+    permit of a run that is billed for good; of several ranks none makes any before all stand at the same step. From then on the run
+    counts as stopped, until its owner has the next state: no error, wherever it comes from, lets the step be made again here.
     """
 
     plan: Plan
-    folder: RunFolder
+    folder: RunFolder | Follower
     model: nn.Module
     stream: NoiseStream
     rates: Rates
@@ -52,6 +54,7 @@ class PrivateStep:
     guard: Guard
     journal: Journal
     halt: Halt
+    spread: Whole = field(default_factory=Whole)
 
     def __call__(self, now: TrainState, total: Bounded[Grads]) -> TrainState:
         """Make the step that `now` stands before. The mean is over the expected batch, never the realised one."""
@@ -61,11 +64,11 @@ class PrivateStep:
             self.guard.check()
             now.schedules.check()
             rates = self.rates.at(now.step, now.optimizer)
-            self.journal.bind(now.step, total.value, rates)
-        self.folder.note_begun()
+            total = self._joined(now, total, rates)
         self.halt.reason = f"step {now.step} failed after its noise was made"
-        into = rounded(total.value, parameters)
+        into = self.spread.into(total.value, parameters)
         released, noise = self.stream.release(total, now.step, now.noise, self.folder.permit, into)
+        released = self.spread.means(released, parameters)
         clip = now.clip.after(released.value, recipe.expected_batch)
         hand_over(released, parameters)
         for p in self.guard.frozen:
@@ -80,3 +83,18 @@ class PrivateStep:
         self.guard.accept(noise, look=guard.looks(now.step + 1, recipe.steps, self.folder.randomness))
         free = self.rates.factors is None and (not now.schedules or now.schedules.waiting)
         return now.after(noise, clip, rates if free else None)
+
+    def _joined(self, now: TrainState, total: Bounded[Grads], rates: list[float]) -> Bounded[Grads]:
+        """Of the sum over all ranks what this one releases, once all ranks stand at this step and the sum is bound and billed."""
+        spread, step = self.spread, now.step
+        look = guard.looks(step, self.plan.recipe.steps, self.folder.randomness)
+        spread.agree(step, {"learning rate": rates, "clip rule": CODEC.encode(now.clip)}, self.guard.trainable, look)
+        sums = spread.reduced(total.value)
+        tally = spread.tally(sums, self.folder.randomness.key("part", step, 1)[0])
+
+        def bind() -> None:
+            self.journal.bind(step, tally, rates)
+            self.folder.note_begun()
+
+        spread.world.in_turn(f"the sum of step {step}", bind)
+        return replace(total, value=sums)

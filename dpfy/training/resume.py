@@ -11,7 +11,7 @@ import torch
 
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.noise import chacha, gaussian
-from dpfy.training import checkpoint, computation, guard, metrics, schedulers
+from dpfy.training import computation, guard, metrics, rank_files, schedulers
 from dpfy.training.admission import check_optimizer
 from dpfy.training.checkpoint import Snapshot
 from dpfy.training.run import TRAINING
@@ -19,7 +19,9 @@ from dpfy.training.state import TrainState
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
+    from dpfy.training.follower import Follower
     from dpfy.training.run import RunFolder
+    from dpfy.training.world import World
 
 SECRET = ("data", "model", "plan", "schedule", "scheduler", "projection")
 """Parts of the identity that are fingerprints: a refusal does not show them."""
@@ -39,10 +41,10 @@ class Terms:
         return asdict(self)
 
 
-def found(folder: RunFolder) -> Snapshot | None:
+def found(folder: RunFolder | Follower, world: World) -> Snapshot | None:
     """The checkpoint of an opened run; None if it has none and made no step."""
-    if folder.state.is_file():
-        return checkpoint.read(folder.state, folder.randomness)
+    if world.leads("the search for a checkpoint", folder.state.is_file):
+        return rank_files.read(folder.state, folder.randomness, world)
     if folder.has_begun(TRAINING):
         raise Corrupt("checkpoint/state.safetensors", "is missing though steps were made: start a new run")
     return None
@@ -54,10 +56,11 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
     Guarantees: before the first release a checkpoint with the initial weights is on disk; with another identity nothing is restored.
     """
     folder, mine = training.folder, identity(training)
+    training.world.agree("the beginning", mine)
     if snapshot is None:
         check_optimizer(training.model, training.optimizer, empty=not training.rule.public_state)
         terms = _terms(training, mine)
-        checkpoint.write(folder.state, state.snapshot(terms.facts()), folder.randomness)
+        training.spread.save(folder.state, state.snapshot(terms.facts()), folder.randomness)
         return terms, state
     _require_same(mine, snapshot.facts["identity"])
     if 0 < snapshot.step < training.plan.recipe.steps:
@@ -66,7 +69,8 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
     terms = _terms(training, mine)
     if terms.still != snapshot.facts["still"]:
         raise Corrupt("checkpoint/state.safetensors", "holds a buffer or frozen weight that changed in training: start a new run")
-    metrics.cut(folder.path, state.step)
+    if training.world.first:
+        metrics.cut(folder.path, state.step)
     return terms, state
 
 

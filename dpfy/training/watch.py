@@ -116,6 +116,7 @@ class Watch:
     fingerprint: str | None = None
     refusal: DpfyError | None = None
     seconds: float = 0.0
+    keeps: bool = True
 
     def __post_init__(self) -> None:
         self._done = 0
@@ -347,6 +348,9 @@ class Watch:
         return new
 
     def _store(self, refusal: str | None) -> None:
+        """Rank 0 keeps what was seen; any rank a refusal."""
+        if not self.keeps and refusal is None:
+            return
         content = {"fingerprint": self.fingerprint, "refusal": refusal, "checks": asdict(self.checks), "parts": self._parts}
         write_atomically(self.file, json.dumps(content).encode(), mode=PRIVATE_MODE)
 
