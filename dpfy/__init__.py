@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dpfy.training.run import Run, RunFolder
     from dpfy.training.runtime import Runtime
     from dpfy.training.update import Update
+    from dpfy.training.world import World
 
 # Names are found when first used, so that `import dpfy` and the calculators never pay for torch.
 _HOME = {
@@ -70,6 +71,7 @@ _HOME = {
     "RunFolder": "dpfy.training.run",
     "Runtime": "dpfy.training.runtime",
     "Update": "dpfy.training.update",
+    "World": "dpfy.training.world",
 }
 
 __all__ = [
@@ -92,6 +94,7 @@ __all__ = [
     "Unit",
     "Unsupported",
     "Update",
+    "World",
     "auto",
     "bandmf",
     "blt",

@@ -90,7 +90,10 @@ class Randomness:
 
 @cache
 def _counter_mode() -> Callable[[bytes, int], Any]:
-    """From a key and the number of a block to a cipher in counter mode. Looked up once: imports in the middle of a step cost as much as small noise."""
+    """From a key and the number of a block to a cipher in counter mode.
+
+    Looked up once: imports in the middle of a step cost as much as small noise.
+    """
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError:

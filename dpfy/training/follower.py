@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpfy.core.claim import Reserved
-from dpfy.core.errors import Busy, Corrupt, InvalidInput
+from dpfy.core.errors import Busy, Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger, Permit
 from dpfy.core.random import Randomness
 from dpfy.plan.recipe import Plan
@@ -69,6 +69,14 @@ class Follower:
         """Take the permit that rank 0 has opened."""
         if self.permit.closed:
             self._read()
+
+    def begin_evaluation(self) -> Permit:
+        """Refused: what is billed beside the steps is released by rank 0."""
+        raise Unsupported("a billed evaluation on another rank than 0", "evaluate where training.world.first")
+
+    def bind(self, name: str, content: bytes) -> None:
+        """Refused, as above."""
+        self.begin_evaluation()
 
     def abandon(self) -> None:
         """Rank 0 does it."""

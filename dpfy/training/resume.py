@@ -18,8 +18,8 @@ from dpfy.training.run import TRAINING
 from dpfy.training.state import TrainState
 
 if TYPE_CHECKING:
-    from dpfy.training.loop import PrivateTraining
     from dpfy.training.follower import Follower
+    from dpfy.training.loop import PrivateTraining
     from dpfy.training.run import RunFolder
     from dpfy.training.world import World
 

@@ -28,6 +28,7 @@ from dpfy.training.checksum import checksum
 from dpfy.training.update import rounded
 from dpfy.training.world import World
 
+
 @dataclass
 class Whole:
     """One process holds everything. `own` are the parts of a checkpoint that a rank does not share with rank 0."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -127,10 +128,8 @@ class World:
         """Tell the others that this rank goes no further. Nothing is raised, and nothing is said twice."""
         if self.count == 1 or self.lost is not None or self.words is None:
             return
-        try:
+        with suppress(RuntimeError, ValueError):  # where they are gone already
             self._gather(json.dumps([FAILED, f"{type(error).__name__}: {error}"[:500]]).encode())
-        except (RuntimeError, ValueError):
-            pass  # they are gone already
         self.lost = f"rank {self.rank} failed: {error}"
 
     def summed(self, t: Tensor) -> Tensor:

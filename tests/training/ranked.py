@@ -1,0 +1,101 @@
+"""Small training jobs on several ranks (gloo, CPU): what each rank does, and how ranks are started."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+import dpfy
+from dpfy.gradients.clip import QuantileClip
+
+RECORDS, FEATURES, STEPS, TIMEOUT = 60, 6, 8, 60.0
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(RECORDS, FEATURES, generator=generator, dtype=torch.float64)
+    return x, (x[:, 0] > 0).long()
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).double()
+
+
+def plan(kind: str) -> dpfy.Plan:
+    """About 9 records a step, ragged shares; or 2, and on four ranks most shares are empty."""
+    size = {"clip_norm": 0.7, "steps": STEPS}
+    recipe = {
+        "dpsgd": lambda: dpfy.dpsgd(RECORDS, 9, **size),
+        "few": lambda: dpfy.dpsgd(RECORDS, 2, **size),
+        "exact": lambda: dpfy.dpsgd(RECORDS, 9, noise="exact", **size),
+        "banded": lambda: dpfy.bandmf(RECORDS, 9, bands=3, **size),
+        "blt": lambda: dpfy.blt(RECORDS, 9, **size),
+        "adaptive": lambda: dataclasses.replace(dpfy.dpsgd(RECORDS, 9, **size), clip=QuantileClip(0.7)),
+    }[kind]()
+    return recipe.with_noise(1.5, delta=1e-3)
+
+
+def train(kind: str, run: dpfy.Run, stop: int = STEPS, wrap: Callable[[nn.Module], nn.Module] = lambda m: m) -> dict[str, Any]:
+    """Train until `stop` steps are made: Adam, an average, and two physical batches a step where the share is large enough."""
+    torch.set_num_threads(1)
+    model = wrap(net(seed=0 if not dist.is_initialized() else dist.get_rank()))  # all ranks get the weights of rank 0
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    update, runtime = dpfy.Update(average=0.9), dpfy.Runtime(max_physical_batch=4)
+    with dpfy.PrivateTraining(model, optimizer, data(), plan(kind), run, runtime=runtime, update=update) as training:
+        if training.steps_done < stop:
+            for x, y in training.batches():
+                training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
+                if training.steps_done >= stop:
+                    break
+        past = sum(t.numel() for t in training.state.noise.values())
+        found = {name: full(p) for name, p in training.model.named_parameters()}
+        found |= {f"average {name}": full(p) for name, p in training.average.items()}
+        found["clip"], found["past"] = training.clip.bound.l2, past
+    return found
+
+
+def full(t: torch.Tensor) -> torch.Tensor:
+    """A copy, of sharded tensors whole."""
+    return (t.full_tensor() if hasattr(t, "full_tensor") else t).detach().clone()  # type: ignore[operator]
+
+
+def start(job: Callable[..., None], ranks: int, *arguments: Any) -> ProcessContext:
+    """Start ``job(rank, *arguments)`` on each rank of a group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return start_processes(_joined, (ranks, port, job, arguments), ranks, join=False, start_method="spawn")
+
+
+def _joined(rank: int, ranks: int, port: int, job: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT))
+    try:
+        job(rank, *arguments)
+    finally:
+        sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def cases(rank: int, folder: str, names: list[str]) -> None:
+    """Train by each plan, and leave what every rank holds at the end."""
+    for name in names:
+        found = train(name, dpfy.Run(f"{folder}/{name}", seed=3, checkpoint_every=0.0))
+        torch.save(found, f"{folder}/{name}-{rank}.pt")
+
+
+def results(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(ranks)]
