@@ -35,8 +35,8 @@ class NoiseStream:
     value takes the memory of the sum, which must not be used afterwards, not even where the value went elsewhere; otherwise the sum
     is left as it is. Sparse sums, of a table of which few rows are in use, are released dense: every row gets noise. `part` says
     which coordinates of one contribution the sums hold, where others hold the rest (:mod:`dpfy.noise.shard`). `event` is all that the
-    stream does in a whole run, which the permit must have been given for; by default one Gaussian release. With `exact` every released value is
-    where real numbers would put it (:mod:`dpfy.noise.exact`).
+    stream does in a whole run, which the permit must have been given for; by default one Gaussian release. With `exact` every
+    released value is where real numbers would put it (:mod:`dpfy.noise.exact`).
     """
 
     strategy: Strategy
