@@ -58,12 +58,21 @@ class Drawing:
     _reading: Generator[Batch] | None = field(default=None, init=False)
 
     def pieces(self, step: int) -> list[Piece]:
-        """The physical batches of a step; none if it takes no record. Of several ranks each takes a share of the step's records."""
+        """The physical batches of a step; none if it takes no record.
+
+        Of several ranks each takes a share of the step's records, and all take equally many batches, so that they stay together: one
+        whose share is smaller, or empty, ends with batches of rows that do not count.
+        """
         sampler = self.recipe.sampler
         rng = self.randomness.generator("sampling", sampler.address(step))
-        indices = self.world.share(sampler.batch(step, records=len(self.records), rng=rng))
-        cut = self.watch.pieces(step, indices, self.most, self.row_multiple)
+        indices = sampler.batch(step, records=len(self.records), rng=rng)
+        cut = self._cut(step, self.world.share(indices))
+        most = len(self._cut(step, self.world.largest_share(indices))) if self.world.count > 1 else len(cut)
+        cut += [(np.zeros(self.row_multiple, np.int64), np.zeros(self.row_multiple, bool))] * (most - len(cut))
         return [Piece(step, place, rows, counts) for place, (rows, counts) in enumerate(cut)]
+
+    def _cut(self, step: int, indices: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        return self.watch.pieces(step, indices, self.most, self.row_multiple)
 
     def since(self, step: int, device: torch.device) -> tuple[Iterator[list[Piece]], Iterator[Batch]]:
         """The pieces of each step from `step` on, and on `device` the batches of all of them, one after the other."""

@@ -70,6 +70,10 @@ class World:
         """This rank's part of a batch that all ranks have drawn alike. It may be empty."""
         return indices[len(indices) * self.rank // self.count : len(indices) * (self.rank + 1) // self.count]
 
+    def largest_share(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """That of the last rank: no other is larger."""
+        return indices[len(indices) * (self.count - 1) // self.count :]
+
     def close(self) -> None:
         """Let go of what `joined` made."""
         if self.words is not None:
