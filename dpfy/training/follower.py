@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dpfy.core.claim import Reserved
 from dpfy.core.errors import Busy, Corrupt, InvalidInput, Unsupported
@@ -36,6 +37,7 @@ class Follower:
         self.secrets = self.path / HIDDEN
         self.state = self.secrets / "state.safetensors"
         self.in_use = False
+        self.told: dict[str, dict[str, Any]] = {}
         self._read()
 
     def _read(self) -> None:
@@ -77,6 +79,9 @@ class Follower:
     def bind(self, name: str, content: bytes) -> None:
         """Refused, as above."""
         self.begin_evaluation()
+
+    def tell(self, name: str, **facts: Any) -> None:
+        """What is told for the card by rank 0 counts."""
 
     def abandon(self) -> None:
         """Rank 0 does it."""

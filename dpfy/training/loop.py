@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpfy.core.errors import Busy, InvalidInput, Unsupported
+from dpfy.core.errors import Busy, InvalidInput
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, leaves
 from dpfy.data.given import admitted, as_source, rows_of
 from dpfy.data.records import Records
 from dpfy.gradients.checker import check_model
-from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.captured import LossesOf
 from dpfy.gradients.engine import Grads, trainable, zeros
 from dpfy.gradients.engines.select import choose
@@ -42,13 +40,14 @@ from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
 from dpfy.training.spread import spread_of, unwrapped
+from dpfy.training.standing import Standing
 from dpfy.training.state import TrainState
 from dpfy.training.update import Rates, Update, clear_gradients, rates_of
 from dpfy.training.watch import Watch
 from dpfy.training.world import World
 
 
-class PrivateTraining:
+class PrivateTraining(Standing):
     """Private training around your own loop, your own model object and any `torch.optim` optimizer.
 
         with dpfy.PrivateTraining(model, optimizer, train, plan, run="runs/x") as training:
@@ -101,49 +100,6 @@ class PrivateTraining:
         self._pieces: LogicalBatch | None = None
         self.watch: Watch | None = None
 
-    @property
-    def state(self) -> TrainState:
-        """Where the training stands: before the step that is under way, or between two steps."""
-        if self._pieces is not None or not self._entered:
-            return self._state
-        return replace(self._state, random=state.generators(self.device))
-
-    @property
-    def steps_done(self) -> int:
-        """The steps made so far."""
-        return self._state.step
-
-    @property
-    def boundary(self) -> bool:
-        """Whether the last `step` ended a logical batch: noise was added and the optimizer has moved."""
-        return self._pieces is None and self._entered and self.steps_done > self._entry
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """What the caller's own loop wants to find again in a resumed run: plain values by name, stored in every checkpoint."""
-        return self._state.kept
-
-    @property
-    def clip(self) -> Clip:
-        """The clip rule of the next step."""
-        return self._state.clip
-
-    @property
-    def average(self) -> Mapping[str, Tensor]:
-        """The averaged weights; none if there is no averaging."""
-        return self._state.average
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """The fields of a run that was entered are read-only."""
-        view = isinstance(getattr(type(self), name, None), property)
-        if view or (self.__dict__.get("_entered") and not name.startswith("_")):
-            raise InvalidInput(f"training.{name}", type(value).__name__, "is read-only: the plan says what a run does")
-        object.__setattr__(self, name, value)
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """No copies: each would make the noise of the same steps for sums of its own."""
-        raise Unsupported("a copy of a private training", "copy the model, or begin another run")
-
     def __enter__(self) -> PrivateTraining:
         """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one, and attach the engine."""
         if self._entered:
@@ -161,6 +117,7 @@ class PrivateTraining:
             self._detach()
             self.folder.in_use = False
             self.folder.__exit__(type(error), error, None)
+            self.world.close()
             raise
         self._last_save, self._saved = time.monotonic(), -1
         self._entered = True

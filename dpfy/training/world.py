@@ -126,6 +126,7 @@ class World:
             return action()
         except BaseException as error:
             self.fail(error)
+            self.close()
             raise
 
     def fail(self, error: BaseException) -> None:
