@@ -20,7 +20,8 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
-from dpfy.data.batch import Batch, placed
+from dpfy.data.batch import Batch, leaves, placed
+from dpfy.data.lazy import Source
 from dpfy.data.records import Records
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
@@ -69,7 +70,7 @@ def check_use(test: object, use: str | None, noise: float | None) -> str:
 
 
 @torch.no_grad()
-def measure(training: PrivateTraining, objective: Objective, test: Records | None) -> dict[str, float]:
+def measure(training: PrivateTraining, objective: Objective, test: Source | None) -> dict[str, float]:
     """Mean loss of the averaged weights on `test`, and the share of right answers where there are any, exactly."""
     if test is None:
         return {}
@@ -84,19 +85,19 @@ def measure(training: PrivateTraining, objective: Objective, test: Records | Non
 
 
 @torch.no_grad()
-def confusion(training: PrivateTraining, test: Records | None, objective: Objective = CLASSES) -> list[list[int]] | None:
+def confusion(training: PrivateTraining, test: Source | None, objective: Objective = CLASSES) -> list[list[int]] | None:
     """How often the averaged weights take each true class (row) of `test` for each class (column); None without few classes."""
     counts = None if test is None else _counts(training, test, objective)
     return None if counts is None or len(counts) > MOST_CLASSES else counts.tolist()
 
 
-def public(training: PrivateTraining, objective: Objective, test: Records) -> Evaluation:
+def public(training: PrivateTraining, objective: Objective, test: Source) -> Evaluation:
     """The exact figures, of data that was declared public."""
     return Evaluation(PUBLIC, measure(training, objective, test), confusion(training, test, objective))
 
 
 @torch.no_grad()
-def billed(training: PrivateTraining, test: Records, objective: Objective = CLASSES) -> Evaluation:
+def billed(training: PrivateTraining, test: Source, objective: Objective = CLASSES) -> Evaluation:
     """Accuracy and the table of classes from noisy counts. Made again after a crash, it releases the same bits.
 
     Where a record has several answers (labels, tokens) it adds the share that is right to the one count and the rest to the other.
@@ -126,7 +127,7 @@ def billed(training: PrivateTraining, test: Records, objective: Objective = CLAS
 
 
 @torch.no_grad()
-def require_answers(training: PrivateTraining, test: Records, objective: Objective) -> None:
+def require_answers(training: PrivateTraining, test: Source, objective: Objective) -> None:
     """Refuse, before the first step, what :func:`billed` could not release after the last one."""
     for batch in _batches(training, test, 1):
         if _shares(objective, objective.answers(training.model, batch)) is None:
@@ -139,10 +140,19 @@ def _no_classes() -> Unsupported:
     return Unsupported(what, 'declare the test data public, or test_is="withheld"')
 
 
-def _same_records(training: PrivateTraining, test: Records) -> None:
+def _same_records(training: PrivateTraining, test: Source) -> None:
     """Refuse other test data than that of an attempt before a crash: the difference of the two would have no noise."""
     randomness = training.folder.randomness
-    training.folder.bind("test", "".join(randomness.tag("test", bytes(piece)) for piece in test.content()).encode())
+    training.folder.bind("test", "".join(randomness.tag("test", bytes(piece)) for piece in _content(test)).encode())
+
+
+def _content(test: Source) -> Iterator[bytes | memoryview]:
+    """All that the evaluation reads, as bytes."""
+    if isinstance(test, Records):
+        yield from test.content()
+        return
+    for indices in torch.arange(len(test)).split(BATCH):
+        yield from Records(leaves(test.take(indices))).content()
 
 
 def _right_and_wrong(table: Tensor) -> Tensor:
@@ -150,7 +160,7 @@ def _right_and_wrong(table: Tensor) -> Tensor:
     return torch.stack([right, table.sum() - right])
 
 
-def _summed_shares(training: PrivateTraining, test: Records, objective: Objective) -> Tensor | None:
+def _summed_shares(training: PrivateTraining, test: Source, objective: Objective) -> Tensor | None:
     """The sums of the shares of right and of wrong answers; None where there are no answers. A record adds at most 1 to both together."""
     right = torch.zeros((), dtype=torch.float64)
     for batch in _batches(training, test, 1):
@@ -167,7 +177,7 @@ def _shares(objective: Objective, answers: tuple[Tensor, Tensor] | None) -> Tens
     return None if shares is None else shares.clamp(0, 1)
 
 
-def _counts(training: PrivateTraining, test: Records, objective: Objective, each: int = BATCH) -> Tensor | None:
+def _counts(training: PrivateTraining, test: Source, objective: Objective, each: int = BATCH) -> Tensor | None:
     """Predicted against true classes, exactly; None where there are no classes. A target outside of the classes counts nowhere."""
     table, pairs = None, objective.named.pairs
     for batch in _batches(training, test, each):
@@ -181,7 +191,7 @@ def _counts(training: PrivateTraining, test: Records, objective: Objective, each
     return None if table is None else table.cpu()
 
 
-def _batches(training: PrivateTraining, test: Records, each: int = BATCH) -> Iterator[Batch]:
+def _batches(training: PrivateTraining, test: Source, each: int = BATCH) -> Iterator[Batch]:
     """The batches of `test` in order, while the model holds the averaged weights and is in evaluation mode."""
     model = training.model
     mode = {module: module.training for module in model.modules()}

@@ -15,7 +15,8 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.data.batch import Batch
-from dpfy.data.records import Records, as_records
+from dpfy.data.given import as_source
+from dpfy.data.lazy import Source
 from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
@@ -89,9 +90,11 @@ def fit(
     aim.check("train", train)
     use = evaluation.check_use(test, test_is, test_noise)
     aim.check("test", test)
-    held_out = None if test is None else as_records(test)
-    if isinstance(held_out, UserRecords):
-        raise InvalidInput("test", "records by user", "must be records one by one (UserRecords.alone gives them)")
+    held_out = None if test is None else as_source(test)
+    if isinstance(held_out, UserRecords) or (held_out is not None and held_out.rows_each > 1):
+        raise InvalidInput(
+            "test", "several records or views a row", "must be records one by one (UserRecords.alone gives a user's)"
+        )
     if use == BILLED and plan.recipe.unit.most_records > 1:
         raise Unsupported("a billed evaluation where a unit owns several records", 'use test_is="public" or "withheld"')
     started = time.monotonic()
@@ -105,7 +108,7 @@ def fit(
             evaluation.require_answers(training, held_out, aim)
         model.train()
         noted = metrics.last_step(training.folder.path)
-        step = training.captured(aim.losses_of(model, users=isinstance(training.records, UserRecords)))
+        step = training.captured(aim.losses_of(model, training.records))
         for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None):
             step(batch)
         found = _evaluated(training, aim, held_out, use)
@@ -132,7 +135,7 @@ def _billed(run: str | Path | Run | RunFolder | None, plan: Plan, noise: float |
     return replace(whole, evaluation=chosen)
 
 
-def _evaluated(training: PrivateTraining, aim: Objective, test: Records | None, use: str) -> evaluation.Evaluation:
+def _evaluated(training: PrivateTraining, aim: Objective, test: Source | None, use: str) -> evaluation.Evaluation:
     """What is told about the released model on `test`."""
     if test is None or use == evaluation.WITHHELD or not training.world.first:
         return evaluation.Evaluation(use, {})
@@ -152,7 +155,7 @@ def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
     return Result(folder, guarantee, guarantee.epsilon(plan.delta), plan.delta, utility, told["steps_done"], 0.0, BEFORE)
 
 
-def _noting(training: PrivateTraining, noted: int, aim: Objective, test: Records | None) -> Iterator[Batch]:
+def _noting(training: PrivateTraining, noted: int, aim: Objective, test: Source | None) -> Iterator[Batch]:
     """The batches; between steps, the marked ones leave a row in metrics.jsonl, also where a crash lost it."""
     epsilons = spent(training.plan)
 

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.batch import Batch
+from dpfy.data.lazy import Source
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords
-from dpfy.gradients.engines.per_user import per_user
+from dpfy.gradients.engines.per_user import per_user, per_view
 from dpfy.training import losses
 from dpfy.training.losses import CLASSES, LOSSES, Loss, Named
 
@@ -58,20 +60,25 @@ class Objective:
         """The loss with what is known about its answers; of a function no more than that classes may be recognised."""
         return LOSSES[self.loss] if isinstance(self.loss, str) else Named(self.loss, CLASSES.right, CLASSES.pairs)
 
-    def losses_of(self, model: nn.Module, *, users: bool = False) -> Callable[[Batch], Tensor]:
-        """The function of a batch that training repeats. With `users` a loss is the sum over a user's own records.
+    def losses_of(self, model: nn.Module, source: Source | None = None) -> Callable[[Batch], Tensor]:
+        """The function of a batch that training repeats.
+
+        For records by user a loss is the sum over a user's own records; for several views of a record it is the mean over them.
 
         The caller's functions are in its closure, where a resumed run looks for other code.
         """
         whole, loss, run, due = self.whole, self.named.loss, self._run, self._due
+        users, views = isinstance(source, UserRecords), 1 if source is None else source.rows_each
 
         def losses(batch: Batch) -> Tensor:
             real = None
             if users:
                 *fields, real = batch
-                batch = tuple(field.flatten(0, 1) for field in fields)
+                batch = tuple(fields)
+            if users or views > 1:
+                batch = pytree.tree_map_only(Tensor, lambda t: t.flatten(0, 1), batch)
             found = loss(*due(*run(model, batch))) if whole is None else whole(model, batch)
-            return found if real is None else per_user(found, real)
+            return per_user(found, real) if real is not None else per_view(found, views) if views > 1 else found
 
         return losses
 

@@ -261,3 +261,41 @@ def test_a_hugging_face_model_is_trained_and_measured(tmp_path):
     result = fit(net, train, tmp_path / "run", test=train, test_is="public")
     assert set(result.utility) == {"test_loss", "test_accuracy"}
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+
+
+class Lazily(torch.utils.data.Dataset):
+    """Items that are dicts."""
+
+    def __len__(self):
+        return small.RECORDS
+
+    def __getitem__(self, index):
+        return {"a": A[index], "b": B[index], "labels": Y[index]}
+
+
+def test_what_is_read_lazily_trains_and_is_measured_as_in_memory(tmp_path):
+    found = []
+    for name, data in (("memory", SHAPES["a dict"]), ("lazy", Lazily()), ("loader", torch.utils.data.DataLoader(Lazily()))):
+        net = Two()
+        result = fit(net, data, tmp_path / name, test=data, test_is="billed", test_noise=1.0)
+        found.append((result.utility, [p.detach() for p in net.parameters()]))
+    for utility, weights in found[1:]:
+        assert utility == found[0][0]
+        assert all(map(torch.equal, weights, found[0][1]))
+    views = dpfy.lazy(Lazily(), views=2)
+    net = Two()
+    fit(net, views, tmp_path / "views")
+    assert all(
+        torch.allclose(a, b, atol=1e-6) for a, b in zip(net.parameters(), found[0][1], strict=True)
+    )  # both views are the record
+    with pytest.raises(InvalidInput, match="test: got 'several records or views a row'"):
+        fit(Two(), views, tmp_path / "no", test=views)
+
+
+def test_a_user_of_one_record_is_a_row_of_the_model(tmp_path):
+    users = dpfy.by_user((X, Y), torch.arange(small.RECORDS), most=1)
+    plan = dpfy.dpsgd(small.RECORDS, 20, steps=2, unit=users.unit).with_noise(2.0, delta=1e-3)
+    net = nn.Linear(small.FEATURES, small.CLASSES)
+    fit(net, users, tmp_path / "run", plan=plan)
+    with pytest.raises(InvalidInput, match="must be records one by one"):
+        fit(net, users, tmp_path / "no", plan=plan, test=users)
