@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dpfy.training.fit import Result, fit
     from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
+    from dpfy.training.predict import predict
     from dpfy.training.run import Run, RunFolder
     from dpfy.training.runtime import Runtime
     from dpfy.training.update import Update
@@ -65,6 +66,7 @@ _HOME = {
     "Result": "dpfy.training.fit",
     "fit": "dpfy.training.fit",
     "load": "dpfy.training.load",
+    "predict": "dpfy.training.predict",
     "save_pretrained": "dpfy.training.load",
     "PrivateTraining": "dpfy.training.loop",
     "Run": "dpfy.training.run",
@@ -107,6 +109,7 @@ __all__ = [
     "load",
     "per_user",
     "per_view",
+    "predict",
     "query",
     "save_pretrained",
     "verify",

@@ -24,6 +24,7 @@ from dpfy.cli import (
     init,
     inspect,
     ledger,
+    predict,
     query,
     report,
     reproduce,
@@ -37,8 +38,8 @@ HELP = """Differentially private machine learning: the guarantee printed is the 
 Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder that anyone can check with
 [b]dpfy verify[/b]. [b]dpfy init[/b] drafts schema and job for a table of your own. Plan before you touch data with
 [b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b] (how much noise do I need?) and [b]dpfy explore[/b].
-Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b]; [b]dpfy query[/b] asks private statistics of a table;
-[b]dpfy ledger[/b] shows what all runs on a data set have spent together.
+Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b]; use the model with [b]dpfy predict[/b];
+[b]dpfy query[/b] asks private statistics of a table; [b]dpfy ledger[/b] shows what all runs on a data set have spent together.
 Every verb takes --json and then prints one JSON object on standard output.
 """
 
@@ -54,6 +55,7 @@ app.command("derive")(derive.derive)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
 app.command("inspect")(inspect.inspect)
+app.command("predict")(predict.predict)
 app.command("query")(query.query)
 app.command("report")(report.report)
 app.add_typer(ledger.app, name="ledger")

@@ -87,12 +87,12 @@ def _encode(x: np.ndarray, y: np.ndarray, config: DataConfig, name: str) -> Enco
         raise InvalidInput(name, f"x of {x.dtype}, y of {y.dtype}", "x must be numbers and y whole numbers")
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
         raise InvalidInput(name, f"x of shape {x.shape}, y of shape {y.shape}", "x needs one row per label, y one dimension")
-    features, clamped = _scaled(x, config.range)
+    features, clamped = scaled(x, config.range)
     assert config.classes is not None
     return Encoded(labelled(features, torch.from_numpy(y.astype(np.int64)), config.classes, name), clamped)
 
 
-def _scaled(x: np.ndarray, public: tuple[float, float] | None) -> tuple[Tensor, int]:
+def scaled(x: np.ndarray, public: tuple[float, float] | None) -> tuple[Tensor, int]:
     """Features as float32: with a public range clamped (and counted) and mapped to [0, 1]; else bytes over 255, others as is."""
     if public is None:
         return torch.from_numpy(x.astype(np.float32) / (255.0 if x.dtype == np.uint8 else 1.0)), 0

@@ -60,7 +60,20 @@ def encode(columns: dict[str, list[str]] | dict[str, list[object]], schema: Sche
     Guarantees: each row is encoded by itself from public rules. A number outside its range is clamped, a category that is not
     listed becomes all zeros; both are counted and neither changes the encoding of another row.
     """
-    _check_columns(columns, schema, name)
+    _check_columns(columns, schema, name, schema.names)
+    features, clamped = encode_features(columns, schema, name)
+    labels = _labels(columns[schema.label.name], schema.label, name)
+    return Encoded(labelled(features, torch.from_numpy(labels), len(schema.label.classes), name), clamped)
+
+
+def unlabelled(columns: dict[str, Any], schema: Schema, name: str) -> tuple[torch.Tensor, int]:
+    """Features of rows to predict on, and how many values had to be clamped: label and ignored columns may be missing."""
+    _check_columns(columns, schema, name, frozenset(column.name for column in schema.features))
+    return encode_features(columns, schema, name)
+
+
+def encode_features(columns: dict[str, Any], schema: Schema, name: str) -> tuple[torch.Tensor, int]:
+    """The features alone, and how many values had to be clamped."""
     blocks, clamped = [], 0
     for column in schema.features:
         cells = columns[column.name]
@@ -70,9 +83,7 @@ def encode(columns: dict[str, list[str]] | dict[str, list[object]], schema: Sche
             block, outside = _one_hot(cells, column, schema.missing, name)
         blocks.append(block)
         clamped += outside
-    labels = _labels(columns[schema.label.name], schema.label, name)
-    features = torch.from_numpy(np.concatenate(blocks, axis=1))
-    return Encoded(labelled(features, torch.from_numpy(labels), len(schema.label.classes), name), clamped)
+    return torch.from_numpy(np.concatenate(blocks, axis=1)), clamped
 
 
 def _owners(columns: dict[str, Any], schema: Schema, user: str | None, name: str) -> np.ndarray:
@@ -84,8 +95,8 @@ def _owners(columns: dict[str, Any], schema: Schema, user: str | None, name: str
     return owner_words(f"{name}: column {user}", columns[user])
 
 
-def _check_columns(columns: dict[str, list[str]] | dict[str, list[object]], schema: Schema, name: str) -> None:
-    for column in sorted(schema.names - set(columns)):
+def _check_columns(columns: dict[str, Any], schema: Schema, name: str, needed: frozenset[str]) -> None:
+    for column in sorted(needed - set(columns)):
         raise InvalidInput(f"{name}: column", column, "is in the schema but not in the file")
     for column in columns:
         if column not in schema.names:

@@ -1,0 +1,108 @@
+"""Predictions of a released model on records of one's own. They cost nothing: the model was released, and they are post-processing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpfy.core import reading
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.storage import write_atomically
+from dpfy.data import schema as schemas
+from dpfy.data import unlabelled
+from dpfy.data.schema import Schema
+from dpfy.training.load import Released
+
+SCHEMA = "schema.toml"
+AT_ONCE = 1000
+NOTE = (
+    "Predictions of a released model are post-processing: they tell nothing more about its training data than its card states, and cost "
+    "nothing. The guarantee protects that data, not the records predicted on."
+)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The probability of each class for each record; and how many values lay outside of the public ranges and categories."""
+
+    classes: tuple[str, ...]
+    probabilities: Tensor
+    outside: int
+
+    def predicted(self) -> list[str]:
+        """The most probable class of each record."""
+        return [self.classes[place] for place in self.probabilities.argmax(1).tolist()]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON: the classes, and for each record its class and the probabilities in the order of the classes."""
+        told = zip(self.predicted(), self.probabilities.tolist(), strict=True)
+        rows = [{"prediction": name, "probabilities": [round(p, 6) for p in each]} for name, each in told]
+        return {"classes": list(self.classes), "records": len(rows), "outside": self.outside, "predictions": rows, "note": NOTE}
+
+    def to_csv(self) -> str:
+        """As CSV: the class, then one probability for each class."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["prediction", *(f"probability {name}" for name in self.classes)])
+        for name, each in zip(self.predicted(), self.probabilities.tolist(), strict=True):
+            writer.writerow([name, *(f"{p:.6f}" for p in each)])
+        return out.getvalue()
+
+
+def predict(run: Path | str, data: Path | str) -> Predictions:
+    """What the model of a finished run of ``dpfy train`` says about the records in the file `data`.
+
+    A table (CSV, Parquet) is read by the schema that the run keeps; its label may be missing. Images and arrays are given as NPZ (array
+    `x`), IDX or a CSV of numbers.
+
+    Guarantees: the model's hash is checked; records are encoded as those it was trained on; nothing of the run is changed.
+    """
+    released = Released.read(run)
+    config, model = released.config(), released.built()
+    shape, count = released.reads()
+    schema = _schema(released, config.data.kind)
+    if schema is not None:
+        features, outside = unlabelled.of_table(str(data), schema, config.data.user)
+    elif config.data.kind in (*unlabelled.SCALES, "npz"):
+        features, outside = unlabelled.of_numbers(str(data), config.data, shape)
+    else:
+        raise Unsupported(f"predicting for data of kind {config.data.kind!r}", "load the model with dpfy.load and call it")
+    names = tuple(map(str, range(count))) if schema is None else schema.label.classes
+    if len(names) != count or tuple(features.shape[1:]) != shape:
+        seen = f"{list(features.shape[1:])} numbers, {len(names)} classes"
+        raise InvalidInput(SCHEMA, seen, f"must be what the model was trained on: {list(shape)} numbers, {count} classes")
+    with torch.no_grad():
+        parts = [model(part).softmax(1) for part in features.split(AT_ONCE)]
+    return Predictions(names, torch.cat(parts), outside)
+
+
+def _schema(released: Released, kind: str) -> Schema | None:
+    """The schema by which the run read its table; None for data that has none."""
+    if kind == "adult":
+        return schemas.load("adult")
+    if kind not in ("csv", "parquet"):
+        return None
+    if SCHEMA not in released.card["files"]:
+        rule = f"keeps no {SCHEMA}: it was made by an earlier version; use dpfy.load(run, model) and encode the records yourself"
+        raise InvalidInput("run", str(released.folder), rule)
+    text = reading.content("schema", released.file(SCHEMA), name=SCHEMA).decode()
+    return schemas.parse(text, SCHEMA)
+
+
+def write(found: Predictions, run: Path, out: Path) -> None:
+    """Put predictions into a new file, as JSON where its name ends so, else as CSV."""
+    if out.exists():
+        raise InvalidInput("--out", str(out), "is there already; choose another name")
+    if run.resolve() in out.resolve().parents:
+        raise InvalidInput("--out", str(out), "must lie outside of the run folder; dpfy derive adds a file to a run")
+    if not out.resolve().parent.is_dir():
+        raise InvalidInput("--out", str(out), "must lie in a folder that exists")
+    text = json.dumps(found.to_json(), indent=1) + "\n" if out.suffix == ".json" else found.to_csv()
+    write_atomically(out, text.encode())
