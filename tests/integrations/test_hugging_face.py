@@ -1,0 +1,388 @@
+"""Hugging Face's Trainer with a private loop: equal to level 2 bit for bit, resumed bit for bit, and nothing private gets out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import dpfy  # noqa: E402
+from dpfy.core.errors import DpfyError, InvalidInput, Unsupported  # noqa: E402
+from dpfy.integrations.hugging_face import PrivateTrainer  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tiny  # noqa: E402
+
+QUIET = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "per_device_train_batch_size": 8, "weight_decay": 0.0}
+COSINE = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine", "warmup_steps": 2, "save_strategy": "no", "logging_steps": 1}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 2}
+
+
+class Stop(Exception):
+    """The process dies here."""
+
+
+class At(transformers.TrainerCallback):
+    """Does something after a step."""
+
+    def __init__(self, step: int, act: Any) -> None:
+        self.step, self.act = step, act
+
+    def on_step_end(self, args, state, control, **given):
+        if state.global_step == self.step:
+            self.act(args, state, control, given)
+
+
+def die(*given: Any) -> None:
+    raise Stop
+
+
+def trainer(
+    path: Path, name: str = "bert", *, arguments: dict[str, Any] | None = None, kind: type = PrivateTrainer, **settings: Any
+):
+    args = transformers.TrainingArguments(str(path / "out"), **QUIET | COSINE | (arguments or {}))
+    net = settings.pop("net", None) or tiny.model(name)
+    run = settings.pop("run", dpfy.Run(path / "run", seed=3))
+    data = settings.pop("data", None) or tiny.Texts(name)
+    made = {"model": net, "args": args, "train_dataset": data, "data_collator": tiny.collate, "plan": tiny.plan(), "run": run}
+    made = kind(**made | {"runtime": tiny.RUNTIME} | settings)
+    torch.manual_seed(11)
+    return made
+
+
+def two(path: Path, name: str) -> Any:
+    def adam(net):
+        return torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0, fused=True)
+
+    def cosine(optimizer):
+        return transformers.get_cosine_schedule_with_warmup(optimizer, 2, tiny.STEPS)
+
+    return tiny.level_two(path / "two", name, adam, cosine, torch_seed=11)
+
+
+def card(path: Path) -> dict[str, Any]:
+    return json.loads((path / "run" / "privacy.json").read_text())
+
+
+@pytest.mark.parametrize("name", tiny.MODELS)
+def test_trainer_equals_level_two_bit_for_bit(tmp_path, name):
+    """With evaluation, logging and saving on the one side and none on the other."""
+    public = {"eval_dataset": tiny.Texts(name, 10, 2), "eval_is": "public"}
+    mine = trainer(tmp_path, name, arguments=EVALUATED | {"save_strategy": "steps", "save_steps": 3}, **public)
+    out = mine.train()
+    assert tiny.same(mine.model, two(tmp_path, name))
+    assert out.global_step == tiny.STEPS
+    assert math.isnan(out.training_loss), "the training loss is private"
+    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+    assert card(tmp_path)["sections"][0]["optimizer"]["schedule"].startswith("LambdaLR(_get_cosine_schedule_with_warmup")
+    assert card(tmp_path)["sections"][0]["recorded"] == "eval_loss"
+    logged = {key for row in mine.state.log_history for key in row}
+    assert {"learning_rate", "eval_loss", "epsilon"} <= logged
+    assert not logged & {"loss", "grad_norm", "train_loss", "num_input_tokens_seen", "total_flos"}
+    assert [row["learning_rate"] for row in mine.state.log_history if "learning_rate" in row][0] == 0.0, (
+        "of the step that was made"
+    )
+    assert {p.name for p in (tmp_path / "out").glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6"}
+
+
+def test_bfloat16_is_autocast(tmp_path):
+    mine = trainer(tmp_path, "gpt2", arguments={"bf16": True})
+    mine.train()
+    net = tiny.model("gpt2")
+    net.train()
+    adam = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
+    cosine = transformers.get_cosine_schedule_with_warmup(adam, 2, tiny.STEPS)
+    data, run = dpfy.lazy(tiny.Texts("gpt2"), collate=tiny.collate), dpfy.Run(tmp_path / "two", seed=3)
+    torch.manual_seed(11)
+    with dpfy.PrivateTraining(net, adam, data, tiny.plan(), run, runtime=tiny.RUNTIME, scheduler=cosine) as training:
+        for batch in training.batches():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            training.step(dpfy.training.losses.next_token(logits.float(), batch["labels"]))
+    assert tiny.same(mine.model, net)
+
+
+# --- resumed through Trainer's own interface ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("saving", ["no", "steps"])
+@pytest.mark.parametrize("scheduler", ["cosine", "reduce_lr_on_plateau"])
+def test_a_run_that_was_killed_is_resumed_bit_for_bit(tmp_path, saving, scheduler):
+    arguments = EVALUATED | {
+        "lr_scheduler_type": scheduler,
+        "save_strategy": saving,
+        "save_steps": 2,
+        "metric_for_best_model": "loss",
+    }
+    if scheduler != "cosine":
+        arguments |= {"warmup_steps": 0, "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "threshold": 1.0}}
+    public = {"eval_dataset": tiny.Texts("bert", 10, 2), "eval_is": "public"}
+    whole = trainer(tmp_path / "whole", arguments=arguments, **public)
+    whole.train()
+    for step in (1, 5):
+        with pytest.raises(Stop):
+            trainer(tmp_path / "cut", arguments=arguments, callbacks=[At(step, die)], **public).train(
+                resume_from_checkpoint=step > 1
+            )
+    again = trainer(tmp_path / "cut", arguments=arguments, **public)
+    again.train(resume_from_checkpoint=True)
+    assert tiny.same(again.model, whole.model)
+    assert (tmp_path / "cut/run/metrics.jsonl").read_bytes() == (tmp_path / "whole/run/metrics.jsonl").read_bytes()
+
+    def told(made):
+        return [{k: row[k] for k in ("step", "learning_rate", "eval_loss") if k in row} for row in made.state.log_history]
+
+    assert told(again) == told(whole)
+    assert card(tmp_path / "cut")["sections"][0]["optimizer"] == card(tmp_path / "whole")["sections"][0]["optimizer"]
+
+
+def test_a_killed_process_leaves_a_run_that_goes_on(tmp_path):
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    child = os.fork()
+    if not child:
+        try:
+            arguments = {"save_strategy": "steps", "save_steps": 2}
+            trainer(tmp_path / "cut", arguments=arguments, callbacks=[At(3, lambda *_: os.kill(os.getpid(), 9))]).train()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+    again = trainer(tmp_path / "cut", arguments={"save_strategy": "steps", "save_steps": 2})
+    again.train(resume_from_checkpoint=str(tmp_path / "cut/out/checkpoint-2"))
+    assert tiny.same(again.model, whole.model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "told"),
+    [
+        ({"learning_rate": 2e-2}, {}, "resume scheduler"),
+        ({"warmup_steps": 3}, {}, "resume scheduler"),
+        ({"weight_decay": 0.3}, {}, "resume optimizer"),
+        ({}, {"data": tiny.Texts("bert", seed=4)}, "resume data"),
+        ({}, {"runtime": replace(tiny.RUNTIME, max_physical_batch=5)}, "resume physical batch"),
+        ({}, {"compute_loss_func": lambda outputs, labels: outputs.logits.square().mean(1)}, "resume losses"),
+        ({}, {"plan": tiny.plan(steps=5)}, "plan|claim"),
+    ],
+)
+def test_resuming_with_other_arguments_is_refused(tmp_path, arguments, settings, told):
+    saved = {"save_strategy": "steps", "save_steps": 2}
+    with pytest.raises(Stop):
+        trainer(tmp_path, arguments=saved, callbacks=[At(3, die)]).train()
+    with pytest.raises(DpfyError, match=told):
+        trainer(tmp_path, arguments=saved | arguments, **settings).train(resume_from_checkpoint=True)
+    trainer(tmp_path, arguments=saved).train(resume_from_checkpoint=True)
+
+
+def test_there_must_be_something_to_resume(tmp_path):
+    with pytest.raises(InvalidInput, match="there is no run to resume"):
+        trainer(tmp_path).train(resume_from_checkpoint=True)
+    with pytest.raises(InvalidInput, match="a checkpoint of this run in output_dir"):
+        trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "elsewhere/checkpoint-2"))
+
+
+# --- what contradicts the plan, in one line ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"max_steps": 7}, "max_steps: got 7; the plan has 6 steps"),
+        ({"num_train_epochs": 9}, "num_train_epochs: got 9; would be 36 steps, the plan has 6"),
+        ({"max_grad_norm": 0.3}, "max_grad_norm: got 0.3; the plan's clip norm bounds each example"),
+        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps: got 4; makes batches of 32, the plan's are of 12"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last"),
+        (
+            {"label_smoothing_factor": 0.1},
+            "label_smoothing_factor=0.1 in private training is not supported; give compute_loss_func",
+        ),
+        ({"torch_compile": True}, "torch_compile"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
+        ({"include_num_input_tokens_seen": True}, "include_num_input_tokens_seen"),
+        ({"eval_strategy": "steps", "eval_steps": 2}, 'eval_is: got None; say eval_is="public"'),
+    ],
+)
+def test_arguments_that_contradict_a_plan_are_refused_before_anything_is_reserved(tmp_path, arguments, told):
+    with pytest.raises(DpfyError) as refused:
+        trainer(tmp_path, arguments=arguments, eval_dataset=tiny.Texts("bert", 10, 2))
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_float16_is_refused(tmp_path):
+    args = transformers.TrainingArguments(str(tmp_path / "out"), **QUIET)
+    args.fp16 = True
+    with pytest.raises(Unsupported, match=r"fp16=True.*bfloat16"):
+        dpfy.integrations.trainer_arguments.check(args, tiny.plan())
+
+
+def test_arguments_that_agree_are_taken(tmp_path):
+    trainer(
+        tmp_path,
+        arguments={"max_steps": 6, "gradient_accumulation_steps": 3, "per_device_train_batch_size": 4, "max_grad_norm": 0.0},
+    )
+    trainer(tmp_path, arguments={"num_train_epochs": 1.5, "dataloader_num_workers": 0})
+
+
+def test_a_loss_of_ones_own_is_one_for_each_example(tmp_path):
+    class Own(PrivateTrainer):
+        def compute_loss(self, model, inputs, **given):
+            return model(**inputs).loss
+
+    with pytest.raises(Unsupported, match="override compute_losses"):
+        trainer(tmp_path, kind=Own)
+    with pytest.raises(InvalidInput, match="one loss per example"):
+        trainer(tmp_path, compute_loss_func=lambda outputs, labels: outputs.logits.mean()).train()
+    assert not (tmp_path / "run").exists(), "nothing was released: it is given back"
+    with pytest.raises(Unsupported, match="number of records in the batch"):
+        trainer(tmp_path, compute_loss_func=lambda outputs, labels: outputs.logits.mean(1) / len(labels)).train()
+
+
+def test_a_model_without_a_known_loss_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(Unsupported, match=r"the loss of Linear is not supported; give compute_loss_func"):
+        dpfy.integrations.task_losses.of_model(torch.nn.Linear(2, 2))
+
+
+# --- nothing private gets out -------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_see_no_gradient_no_loss_and_no_batch(tmp_path):
+    seen = []
+
+    class Looks(transformers.TrainerCallback):
+        def _look(self, args, state, control, model=None, optimizer=None, train_dataloader=None, logs=None, **given):
+            seen.append([p.grad for p in model.parameters() if p.grad is not None])
+            assert train_dataloader is None
+            assert not {"loss", "grad_norm"} & set(logs or ())
+
+        on_step_begin = on_substep_end = on_optimizer_step = on_step_end = on_log = on_epoch_end = on_train_end = _look
+
+    trainer(tmp_path, callbacks=[Looks()]).train()
+    assert len(seen) > 20
+    assert not any(seen)
+
+
+def test_a_callback_that_writes_to_weights_or_rates_ends_the_run(tmp_path):
+    def write(args, state, control, given):
+        next(given["model"].parameters()).data.add_(1)
+
+    with pytest.raises(DpfyError, match="outside of training.step"):
+        trainer(tmp_path / "weights", callbacks=[At(2, write)]).train()
+
+    def rate(args, state, control, given):
+        given["optimizer"].param_groups[0]["lr"] = 1.0
+
+    with pytest.raises(InvalidInput, match="scheduler: got"):
+        trainer(tmp_path / "rate", callbacks=[At(2, rate)]).train()
+
+
+def test_a_backward_of_the_callers_is_refused(tmp_path):
+    def backward(args, state, control, given):
+        batch = tiny.collate(tiny.Texts("bert").items[:4])
+        given["model"](**batch).loss.backward()
+
+    with pytest.raises(DpfyError, match="backward"):
+        trainer(tmp_path, callbacks=[At(2, backward)]).train()
+    with pytest.raises(Unsupported, match="training_step in private training"):
+        trainer(tmp_path / "step").training_step(None, None)
+
+
+def test_evaluation_on_the_training_data_is_refused(tmp_path):
+    data = tiny.Texts("bert")
+    with pytest.raises(InvalidInput, match="eval_dataset: got 'the training data'"):
+        trainer(tmp_path, data=data, eval_dataset=data, eval_is="public", arguments=EVALUATED)
+    mine = trainer(tmp_path, data=data)
+    with pytest.raises(InvalidInput, match="eval_dataset: got 'the training data'"):
+        mine.evaluate(data)
+
+    def measure(args, state, control, given):
+        mine.evaluate(tiny.Texts("bert", 10, 2))
+
+    mine.add_callback(At(2, measure))
+    with pytest.raises(InvalidInput, match="eval_is"):
+        mine.train()
+
+
+def test_an_early_stop_ends_the_run_and_is_told(tmp_path):
+    def stop(args, state, control, given):
+        control.should_training_stop = True
+
+    out = trainer(tmp_path, callbacks=[At(4, stop)]).train()
+    assert out.global_step == 4
+    assert card(tmp_path)["sections"][0]["steps_done"] == 4
+    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+
+
+def test_the_run_folder_lies_where_nothing_is_pushed_from(tmp_path):
+    with pytest.raises(InvalidInput, match="must lie outside of output_dir"):
+        trainer(tmp_path, run=tmp_path / "out" / "run")
+    mine = trainer(tmp_path, run=None)
+    assert Path(mine.private_run.path) == tmp_path / "out-dpfy"
+
+
+def test_the_card_is_in_the_model_card(tmp_path):
+    mine = trainer(tmp_path, "llama")
+    mine.train()
+    mine.save_model()
+    page = (tmp_path / "out/README.md").read_text()
+    assert "# Privacy card" in page
+    assert page.count("dpfy: begin") == 1
+    assert (tmp_path / "out/privacy.json").read_bytes() == (tmp_path / "run/privacy.json").read_bytes()
+    assert (tmp_path / "out/adapter_model.safetensors").is_file()
+    mine.save_model()
+    assert (tmp_path / "out/README.md").read_text().count("dpfy: begin") == 1
+
+
+def test_averaged_weights_are_evaluated_and_handed_back(tmp_path):
+    mine = trainer(tmp_path, update=dpfy.Update(average=0.9))
+    mine.train()
+    from safetensors.torch import load_file
+
+    released = load_file(tmp_path / "run/model.safetensors")
+    assert all(torch.equal(value, mine.model.state_dict()[name]) for name, value in released.items())
+
+
+def test_the_best_model_can_be_loaded_at_the_end(tmp_path):
+    arguments = EVALUATED | {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+    }
+    mine = trainer(tmp_path, arguments=arguments, eval_dataset=tiny.Texts("bert", 10, 2), eval_is="public")
+    mine.train()
+    assert mine.state.best_model_checkpoint is not None
+    assert mine.state.best_metric == min(row["eval_loss"] for row in mine.state.log_history if "eval_loss" in row)
+
+
+def test_datasets_and_a_masking_collator(tmp_path):
+    """Columns that the model does not take are left out, and masks are drawn afresh, the same in a resumed run."""
+    datasets = pytest.importorskip("datasets")
+    rows = [{"input_ids": item["input_ids"].tolist(), "note": "private"} for item in tiny.Texts("gpt2").items]
+    net = transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=tiny.V, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+        )
+    )
+
+    def collator(items):
+        batch = tiny.collate(
+            [{"input_ids": torch.as_tensor(i["input_ids"]), "labels": torch.as_tensor(i["input_ids"])} for i in items]
+        )
+        hidden = torch.rand(batch["labels"].shape) < 0.5
+        return batch | {"labels": batch["labels"].masked_fill(hidden, -100)}
+
+    mine = trainer(tmp_path, net=net, data=datasets.Dataset.from_list(rows), data_collator=collator)
+    mine.train()
+    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
