@@ -89,9 +89,7 @@ def test_trainer_equals_level_two_bit_for_bit(tmp_path, name):
     logged = {key for row in mine.state.log_history for key in row}
     assert {"learning_rate", "eval_loss", "epsilon"} <= logged
     assert not logged & {"loss", "grad_norm", "train_loss", "num_input_tokens_seen", "total_flos"}
-    assert [row["learning_rate"] for row in mine.state.log_history if "learning_rate" in row][0] == 0.0, (
-        "of the step that was made"
-    )
+    assert next(row["learning_rate"] for row in mine.state.log_history if "learning_rate" in row) == 0.0, "of the step made"
     assert {p.name for p in (tmp_path / "out").glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6"}
 
 
@@ -277,7 +275,7 @@ def test_a_callback_that_writes_to_weights_or_rates_ends_the_run(tmp_path):
     def write(args, state, control, given):
         next(given["model"].parameters()).data.add_(1)
 
-    with pytest.raises(DpfyError, match="outside of training.step"):
+    with pytest.raises(DpfyError, match=r"outside of training\.step"):
         trainer(tmp_path / "weights", callbacks=[At(2, write)]).train()
 
     def rate(args, state, control, given):
