@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.gradients.layers.recurrence import Back, Grad, Kept, Made, Steps, Weights, before_each
+from dpfy.gradients.layers.recurrence import Back, Grad, Kept, Made, Steps, Weights, reset_gates
 
 MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
 
@@ -92,7 +92,7 @@ def recur(kind: str, gates: Tensor, weights: Weights, h: Tensor, c: Tensor | Non
         return Back(order.out_of(found, found.new_zeros(1)), dh[0], dc[0] if len(first) > 1 else None)
 
     output, start = order.out_of(made, h), range(len(first))
-    reset = _resets(gates, weights, before_each(output, h, steps.reverse)) if kind == "GRU" else None
+    reset = reset_gates(gates, weights, output, h, steps) if kind == "GRU" else None
     return Made(output, hn[0], None if c is None else cn[0], (made, reserve, *first, *given), back, reset)
 
 
@@ -109,10 +109,3 @@ def _weights(hidden: Tensor, shift: Tensor | None, width: int, how: tuple[Any, .
     identity = torch.eye(width, dtype=hidden.dtype, device=hidden.device)
     matrices = [identity, hidden.clone(), hidden.new_zeros(width), inner]  # all our own: they are moved to the common memory
     return matrices, _flat(matrices, 4, width, *how, False)
-
-
-def _resets(gates: Tensor, weights: Weights, before: Tensor) -> Tensor:
-    """The reset gates of a GRU, which cuDNN keeps to itself."""
-    width = gates.shape[2] // 3
-    flat = torch.addmm(gates[..., :width].flatten(0, 1), before.flatten(0, 1), weights.hidden[:width].t())
-    return flat.sigmoid_().view(before.shape)

@@ -211,6 +211,13 @@ def before_each(output: Tensor, first: Tensor, reverse: bool) -> Tensor:
     return torch.cat([output[1:], first[None]] if reverse else [first[None], output[:-1]])
 
 
+def reset_gates(gates: Tensor, weights: Weights, output: Tensor, first: Tensor, steps: Steps) -> Tensor:
+    """The reset gates of a GRU at all steps, from its outputs: for those who keep them to themselves."""
+    width, before = gates.shape[2] // 3, before_each(output, first, steps.reverse)
+    flat = torch.addmm(gates[..., :width].flatten(0, 1), before.flatten(0, 1), weights.hidden[:width].t())
+    return flat.sigmoid_().view(before.shape)
+
+
 def _gru_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad) -> Back:
     gates, inner, outputs, first, matrix = kept
     batch, width = gates.shape[1], gates.shape[2] // 3
