@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpfy.data.users import by_user
     from dpfy.gradients.engines.per_user import per_user, per_view
     from dpfy.gradients.inspect import inspect
+    from dpfy.models.repair import repair
     from dpfy.plan.auto import auto
     from dpfy.plan.claim import ForeignBatches
     from dpfy.plan.correlated import bandmf, blt, dpftrl
@@ -52,6 +53,7 @@ _HOME = {
     "per_view": "dpfy.gradients.engines.per_user",
     "Adjacency": "dpfy.core.unit",
     "Unit": "dpfy.core.unit",
+    "repair": "dpfy.models.repair",
     "ForeignBatches": "dpfy.plan.claim",
     "Plan": "dpfy.plan.recipe",
     "Recipe": "dpfy.plan.recipe",
@@ -111,6 +113,7 @@ __all__ = [
     "per_view",
     "predict",
     "query",
+    "repair",
     "save_pretrained",
     "verify",
 ]

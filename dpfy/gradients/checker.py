@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.tracing.structure import mapped, tensors_in
 from dpfy.gradients.tracing.tape import looking, probe_weights
-
-MOST_GROUPS = 32
 
 
 def check_model(model: nn.Module) -> None:
@@ -38,7 +35,7 @@ def check_model(model: nn.Module) -> None:
         elif isinstance(module, _BatchNorm):
             raise Unsupported(
                 f"{where}: normalisation over the batch makes every example depend on the others",
-                "use GroupNorm; dpfy.gradients.checker.convert_batchnorm(model) returns a converted copy",
+                "dpfy.repair(model) puts GroupNorm in its place, dpfy.repair(model, statistics='of public pretraining') freezes it",
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             if module.scale_grad_by_freq:
@@ -55,29 +52,6 @@ def check_model(model: nn.Module) -> None:
                 raise Unsupported(f"{where}.{parameter_name}: parameter type {p.dtype}", "use real floating point parameters")
     if not any(p.requires_grad for p in model.parameters()):
         raise InvalidInput("model", type(model).__name__, "must have at least one parameter with requires_grad=True")
-
-
-def convert_batchnorm(model: nn.Module) -> nn.Module:
-    """A copy of `model` with every BatchNorm replaced by a GroupNorm of the same width; running statistics are dropped."""
-    converted = copy.deepcopy(model)
-    if isinstance(converted, _BatchNorm) and not isinstance(converted, _InstanceNorm):
-        return _group_norm(converted)
-    for parent in list(converted.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, _BatchNorm) and not isinstance(child, _InstanceNorm):
-                setattr(parent, name, _group_norm(child))
-    return converted
-
-
-def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
-    """GroupNorm with the largest number of groups, at most 32, that divides the channels."""
-    channels = norm.num_features
-    groups = max(k for k in range(1, min(MOST_GROUPS, channels) + 1) if channels % k == 0)
-    made = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
-    made.replaces = type(norm).__name__  # type: ignore[assignment]  # the card says which layers were replaced
-    if norm.affine:
-        made.weight, made.bias = norm.weight, norm.bias
-    return made.train(norm.training)
 
 
 def probe_mixing(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:

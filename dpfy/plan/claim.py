@@ -216,6 +216,9 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
     if optimizer.get("projection", "none") != "none":
         assumed = "the rule that changes the weights after each step reads the weights and nothing else"
         rows.append(Assumption("projection", assumed, "the rule is the caller's own function", STATED))
+    if isinstance(statistics := facts.get("model", {}).get("statistics"), list):
+        assumed = "the statistics that layers normalise by are public, or were released with noise"
+        rows.append(Assumption("normalisation", assumed, f"stated by the caller: {'; '.join(statistics)}", STATED))
     if (recorded := facts.get("recorded", NOTHING)) != NOTHING:
         assumed = f"the numbers that the caller recorded may be published: {recorded}"
         done = "they stand in metrics.jsonl; losses of the batch are refused where recognised"

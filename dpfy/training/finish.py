@@ -13,6 +13,7 @@ from torch import Tensor
 import dpfy
 from dpfy.core.codec import number
 from dpfy.core.errors import Unsupported
+from dpfy.models import repair as repaired
 from dpfy.plan.claim import NOTHING, PUBLIC
 from dpfy.report import card, evaluations
 from dpfy.report.words import absent
@@ -110,7 +111,7 @@ def _components(training: PrivateTraining) -> dict[str, Any]:
     """What the model is made of, that it was checked, and what was replaced to make it trainable privately."""
     leaves = [m for m in training.model.modules() if not any(True for _ in m.children())]
     names = [type(m).__name__ for m in leaves]
-    replaced = sorted({f"{m.replaces} by {type(m).__name__}" for m in leaves if isinstance(getattr(m, "replaces", None), str)})
+    replaced = sorted({repaired.words(m) for m in leaves if isinstance(getattr(m, "replaces", None), str)})
     return {
         "modules": {name: names.count(name) for name in dict.fromkeys(names)},
         "parameters": sum(p.numel() for p in training.model.parameters() if p.requires_grad),
@@ -126,6 +127,7 @@ def _model(training: PrivateTraining) -> dict[str, Any]:
         "class": type(weights.inside(training.model)).__name__,
         "holds": "all weights" if base is None else "the adapter alone",
         "base": base or absent("the model has no base that is kept elsewhere"),
+        "statistics": repaired.statistics(training.model) or absent("no layer normalises by statistics of other records"),
     }
 
 

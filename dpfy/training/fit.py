@@ -27,7 +27,7 @@ from dpfy.training.evaluation import BILLED, PUBLIC
 from dpfy.training.load import Released
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
-from dpfy.training.objective import Objective, Whole
+from dpfy.training.objective import BatchLosses, Objective
 from dpfy.training.progress import spent
 from dpfy.training.run import Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
@@ -58,7 +58,7 @@ def fit(
     optimizer: torch.optim.Optimizer,
     loss: str | Loss = "cross_entropy",
     labels: str | None = None,
-    objective: Whole | None = None,
+    objective: BatchLosses | None = None,
     run: str | Path | Run | RunFolder | None = None,
     test: object | None = None,
     test_is: str | None = None,

@@ -154,7 +154,7 @@ def of_yes_or_no(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedLoss:
     """A loss; the share of an example's answers that are right, from 0 to 1 (None without answers); and its classes, if it has one.
 
     `whole` says that targets are whole numbers.
@@ -166,18 +166,18 @@ class Named:
     whole: bool = False
 
 
-CLASSES = Named(cross_entropy, right_class, of_one_class)
-MSE, BINARY = Named(squared_error), Named(binary, right_labels, of_yes_or_no)
-LOSSES: dict[str, Named] = {
+CLASSES = NamedLoss(cross_entropy, right_class, of_one_class)
+MSE, BINARY = NamedLoss(squared_error), NamedLoss(binary, right_labels, of_yes_or_no)
+LOSSES: dict[str, NamedLoss] = {
     "cross_entropy": CLASSES,
     "mse": MSE,
     "squared_error": MSE,
-    "l1": Named(absolute_error),
-    "huber": Named(huber),
+    "l1": NamedLoss(absolute_error),
+    "huber": NamedLoss(huber),
     "bce": BINARY,
     "multi_label": BINARY,
-    "tokens": Named(tokens, right_tokens, whole=True),
-    "next_token": Named(next_token, right_next, whole=True),
+    "tokens": NamedLoss(tokens, right_tokens, whole=True),
+    "next_token": NamedLoss(next_token, right_next, whole=True),
 }
 
 

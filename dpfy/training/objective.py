@@ -20,9 +20,9 @@ from dpfy.data.records import Records
 from dpfy.data.users import UserRecords
 from dpfy.gradients.engines.per_user import per_user, per_view
 from dpfy.training import losses
-from dpfy.training.losses import CLASSES, LOSSES, Loss, Named
+from dpfy.training.losses import CLASSES, LOSSES, Loss, NamedLoss
 
-Whole = Callable[[nn.Module, Batch], Tensor]
+BatchLosses = Callable[[nn.Module, Batch], Tensor]
 """(model, batch) to one loss for each row."""
 
 LABELS = ("labels", "label", "targets", "target", "y")
@@ -40,7 +40,7 @@ class Objective:
 
     loss: str | Loss = "cross_entropy"
     labels: str | None = None
-    whole: Whole | None = None
+    whole: BatchLosses | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str):
@@ -56,9 +56,9 @@ class Objective:
                 raise InvalidInput("objective", "a function", "stands alone: leave loss and labels out")
 
     @property
-    def named(self) -> Named:
+    def named(self) -> NamedLoss:
         """The loss with what is known about its answers; of a function no more than that classes may be recognised."""
-        return LOSSES[self.loss] if isinstance(self.loss, str) else Named(self.loss, CLASSES.right, CLASSES.pairs)
+        return LOSSES[self.loss] if isinstance(self.loss, str) else NamedLoss(self.loss, CLASSES.right, CLASSES.pairs)
 
     def losses_of(self, model: nn.Module, source: Source | None = None) -> Callable[[Batch], Tensor]:
         """The function of a batch that training repeats.

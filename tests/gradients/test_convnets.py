@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpfy.gradients.checker import check_model, convert_batchnorm
+from dpfy.gradients.checker import check_model
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.models.repair import repair
 
 CLASSES = 5
 
@@ -89,7 +90,7 @@ def convnext() -> nn.Module:
 def converted() -> nn.Module:
     """BatchNorm replaced by the converter."""
     body = [nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.SiLU(), nn.Conv2d(6, 6, 3, 2, groups=6)]
-    return convert_batchnorm(nn.Sequential(*body, nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6 * 7 * 7, CLASSES)))
+    return repair(nn.Sequential(*body, nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6 * 7 * 7, CLASSES))).model
 
 
 MODELS = {

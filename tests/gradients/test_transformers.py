@@ -16,11 +16,11 @@ from torch import Tensor, nn
 transformers = pytest.importorskip("transformers")
 
 import dpfy  # noqa: E402
-from dpfy.gradients.checker import convert_batchnorm  # noqa: E402
 from dpfy.gradients.clip import FlatClip  # noqa: E402
 from dpfy.gradients.engine import Grads  # noqa: E402
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine  # noqa: E402
 from dpfy.gradients.engines.loop import LoopEngine  # noqa: E402
+from dpfy.models.repair import repair  # noqa: E402
 
 V, T, B = 40, 6, 3
 
@@ -92,7 +92,7 @@ def whisper() -> nn.Module:
 
 def resnet() -> nn.Module:
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 1], layer_type="basic", num_labels=3)
-    return convert_batchnorm(transformers.ResNetForImageClassification(config))
+    return repair(transformers.ResNetForImageClassification(config)).model
 
 
 def clip() -> nn.Module:

@@ -92,10 +92,10 @@ def shared(path: Path) -> Path:
 
 def converted(path: Path) -> Path:
     """A model whose batch normalisation had to be replaced."""
-    from dpfy.gradients.checker import convert_batchnorm
+    from dpfy.models.repair import repair
 
     torch.manual_seed(0)
-    net = convert_batchnorm(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)))
+    net = repair(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))).model
     dpfy.fit(net, data(), plan=plain_plan(), optimizer=torch.optim.Adam(net.parameters(), lr=0.01), run=path)
     return path
 
