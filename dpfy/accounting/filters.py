@@ -10,6 +10,9 @@ given everything before. On every path the d_i admitted add up to at most the pa
 the probability that anything was left out. What remains is a measure below P under which exp((a - 1)(L - R)) is a supermartingale,
 R the sum of its divergences: the filter without such runs, for what is left of delta. The part must be fixed in advance: a filter that
 let the divergences have what the chances leave of delta would spend up to twice the delta on an adversary who decides by the outputs.
+
+A run that ends early is settled: from then on the steps it made are counted in place of those reserved (docs/early-stopping.md). So is
+the order chosen from the first event *as it was reserved*: chosen from what became of it, it would depend on outputs.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ class RenyiFilter:
 
     Half of delta goes to one order, chosen from the first event alone, which is fixed before anything was released; the other half
     is split over a fixed grid. A sequence is admitted if at one of these orders the divergences sum to at most that order's
-    budget. The sums only grow, so a sequence admitted at an order was admitted there at every step, and the deltas of the orders
-    add up (union bound).
+    budget. What was released only grows, and is never more than what stands in the ledger, so a sequence admitted at an order was
+    within that order's budget all the time, and the deltas of the orders add up (union bound).
 
     Runs with a chance of infinite loss are admitted up to `approximation`, a part of delta that is set aside for them; without it such
     runs are refused.
@@ -59,11 +62,10 @@ class RenyiFilter:
         check.inside_unit("budget.delta", self.delta)
         _part("budget.approximation", self.approximation, self.delta)
 
-    def why_not(self, spent: Sequence[Event], asked: Event, adjacency: Adjacency) -> str | None:
-        """None if `asked` may run after `spent`, else one line that says why not."""
-        first = spent[0] if spent else asked
+    def why_not(self, spent: Sequence[Event], asked: Event, adjacency: Adjacency, first: Event | None = None) -> str | None:
+        """None if `asked` may run after `spent`, else one line that says why not. `first` is the first event as it was reserved."""
         try:
-            orders = self._orders(first, adjacency)
+            orders = self._orders(first or (spent[0] if spent else asked), adjacency)
             sums, chance = _divergences(Composed((*spent, asked)), adjacency, tuple(order for order, _ in orders))
         except Unsupported as error:
             return f"the Rényi filter cannot bill this run: {error}"
@@ -81,11 +83,11 @@ class RenyiFilter:
             f"the budget is epsilon {self.epsilon:g}"
         )
 
-    def spent_epsilon(self, spent: Sequence[Event], adjacency: Adjacency) -> float:
+    def spent_epsilon(self, spent: Sequence[Event], adjacency: Adjacency, first: Event | None = None) -> float:
         """The smallest epsilon at which this filter, with the same delta, would have admitted `spent`."""
         if not spent:
             return 0.0
-        orders = self._orders(spent[0], adjacency)
+        orders = self._orders(first or spent[0], adjacency)
         sums, chance = _divergences(Composed(tuple(spent)), adjacency, tuple(order for order, _ in orders))
         if chance > self.approximation:
             return math.inf
@@ -180,8 +182,12 @@ def _repeats(room: float, value: float) -> float:
 
 
 def _divergences(event: Event, adjacency: Adjacency, orders: tuple[float, ...]) -> tuple[list[float], float]:
-    """The Rényi divergences of `event` at `orders` without its outcomes of infinite loss, and a bound on the chance of those."""
-    from dpfy.accounting.rdp import approximate
+    """The Rényi divergences of `event` at `orders` without its outcomes of infinite loss, and a bound on the chance of those.
 
-    values, chance = approximate(event, adjacency, orders)
+    Those of the steps that were made, where a run ended early: divergences add up step by step, whatever ends the run.
+    """
+    from dpfy.accounting.rdp import approximate
+    from dpfy.accounting.stopping import unwrapped
+
+    values, chance = approximate(unwrapped(event)[0], adjacency, orders)
     return [float(v) for v in values], chance

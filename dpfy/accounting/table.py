@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dpfy.accounting.stopping import Adaptive
 from dpfy.core import check
 from dpfy.core.guarantee import Accountant
 
@@ -72,4 +73,4 @@ TABLE: dict[str, Callable[[], Accountant]] = {
 
 def accountant(name: str = DEFAULT) -> Accountant:
     """The accountant called `name`; an unknown name is an error that lists the known ones."""
-    return TABLE[check.one_of("accountant", name, TABLE)]()
+    return Adaptive(TABLE[check.one_of("accountant", name, TABLE)]())

@@ -3,6 +3,7 @@
 ledger   the header: unit, adjacency, budget
 reserve  the right to release `uses` times `event`, with the whole `claim` that is made about it
 begun    releases under a returnable reservation may have been made: it can no longer be given back
+settle   no more than `made` releases are made under a reservation, which may end early: `billed` of them are billed from now on
 void     a returnable reservation is given back; only before it has begun
 finish   the run ended: hashes of its card and of every file; nothing but attachments may follow, and no second one
 attach   hashes of files that were added to a finished run (an audit)
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpfy.core import check, events
-from dpfy.core.claim import releases_of
+from dpfy.core.claim import releases_of, stop_after
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
@@ -26,6 +27,7 @@ FIELDS = {
     "ledger": {"version", "ledger", "unit", "adjacency", "budget"},
     "reserve": {"entry", "name", "event", "uses", "claim", "returnable", "time"},
     "begun": {"entry"},
+    "settle": {"entry", "made", "billed"},
     "void": {"entry", "reason"},
     "finish": {"entry", "steps", "card", "files"},
     "attach": {"files"},
@@ -112,7 +114,11 @@ def rehearsal(
 
 @dataclass
 class Book:
-    """What follows from the lines of a ledger, read in their order."""
+    """What follows from the lines of a ledger, read in their order.
+
+    `settled` holds, for reservations that ended early, how many releases were made and how many are billed. `first` is the first
+    reservation, with its event as it was reserved: a budget may be divided by it, and never by what became of it.
+    """
 
     unit: Unit = EXAMPLE
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
@@ -122,6 +128,8 @@ class Book:
     returnable: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
     void: set[str] = field(default_factory=set)
+    settled: dict[str, tuple[int, int]] = field(default_factory=dict)
+    first: tuple[str, events.Event] | None = None
     finish: dict[str, Any] | None = None
     attached: dict[str, str] = field(default_factory=dict)
     derived: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -185,6 +193,8 @@ class Book:
         self.reserved[entry] = _permit(name, _event(body["event"]), uses, entry, body["claim"], self.adjacency, closed)
         if body["returnable"]:
             self.returnable.add(entry)
+        if self.first is None:
+            self.first = entry, events.Repeated(self.reserved[entry].event, uses)
 
     def _begun(self, body: dict[str, Any]) -> None:
         entry = self._returnable(body)
@@ -195,6 +205,23 @@ class Book:
         entry = self._returnable(body)
         _text("reason", body["reason"])
         self.void.add(entry)
+        if self.first is not None and self.first[0] == entry and not self.permits():
+            self.first = None  # nothing was admitted beside it, so nothing depends on it
+
+    def _settle(self, body: dict[str, Any]) -> None:
+        entry = self._open(body)
+        if entry in self.settled:
+            raise InvalidInput("entry", entry, "was settled before")
+        made, billed = check.integer("made", body["made"], least=0), check.integer("billed", body["billed"])
+        stops = _stops(self.reserved[entry].claim)
+        if billed != stop_after(stops, made):
+            raise InvalidInput("billed", billed, f"must be the next of {sorted(stops)} after the {made} releases made")
+        held = self.reserved[entry]
+        if held.uses != 1:
+            raise InvalidInput("uses", held.uses, "must be 1 for a reservation that may end early")
+        self.settled[entry] = made, billed
+        ended = f"the ledger says that it ended after {made} releases: nothing more may be released"
+        self.reserved[entry] = _permit(held.name, _event(stops[billed]), 1, entry, held.claim, held.adjacency, ended)
 
     def _returnable(self, body: dict[str, Any]) -> str:
         entry = _matching("entry", body["entry"], ENTRY)
@@ -206,10 +233,14 @@ class Book:
             raise InvalidInput("entry", entry, "has begun: releases may have been made under it, and it stays billed")
         return entry
 
-    def _finish(self, body: dict[str, Any]) -> None:
+    def _open(self, body: dict[str, Any]) -> str:
         entry = _matching("entry", body["entry"], ENTRY)
         if entry not in self.reserved or entry in self.void or (entry in self.returnable and entry not in self.begun):
             raise InvalidInput("entry", entry, "is not a reservation that has begun")
+        return entry
+
+    def _finish(self, body: dict[str, Any]) -> None:
+        self._open(body)
         check.integer("steps", body["steps"], least=0)
         _matching("card", body["card"], SHA256)
         _hashes(body["files"])
@@ -241,6 +272,14 @@ class Book:
         _text("kind", body["kind"])
         if not isinstance(body["facts"], dict):
             raise InvalidInput("facts", body["facts"], "must be an object")
+
+
+def _stops(claim: dict[str, Any]) -> dict[int, Any]:
+    """After how many releases a reservation may end, and what it costs then, as its claim says."""
+    try:
+        return {check.integer("stops", made): event for made, event in claim.get("stops", [])}
+    except (TypeError, ValueError):
+        raise InvalidInput("stops", claim.get("stops"), "must be pairs of a number of releases and an event") from None
 
 
 def _event(data: Any) -> events.Event:

@@ -7,7 +7,7 @@ itself known with :func:`register` where it is defined. Nothing that a file name
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -114,6 +114,16 @@ class Claim:
         """Noise is drawn once."""
         return 1
 
+    @property
+    def stops(self) -> Mapping[int, events.Event]:
+        """After how many releases the work may end early, each with what is billed then in place of `event`: never."""
+        return {}
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Conditions of the guarantee, beside its assumptions: none."""
+        return ()
+
     def files(self) -> Mapping[str, bytes]:
         """What is written down about it in a folder before the data is read: nothing beside the ledger."""
         return {}
@@ -186,25 +196,35 @@ class Reserved:
     @property
     def caveats(self) -> tuple[str, ...]:
         """Conditions of the guarantee that follow from how it was reserved."""
-        return (PRACTICE,) if self.fixed_seed else ()
+        return (*self.claim.caveats, *((PRACTICE,) if self.fixed_seed else ()))
+
+    def due(self, settled: tuple[int, int] | None) -> events.Event:
+        """What is billed: all of it, or what was `settled`, as the book of a ledger holds it."""
+        return self.claim.event if settled is None else self.claim.stops[settled[1]]
 
     def to_json(self) -> dict[str, Any]:
         """What stands in the ledger."""
         shared = None if self.shared is None else {"ledger": self.shared[0], "entry": self.shared[1]}
         held = {"kind": self.claim.kind, "purpose": self.claim.purpose, "releases": self.claim.releases}
-        return held | {"claim": self.claim.to_json(), "seed": FIXED if self.fixed_seed else ENTROPY, "shared": shared}
+        held |= {"claim": self.claim.to_json(), "seed": FIXED if self.fixed_seed else ENTROPY, "shared": shared}
+        return held | ({"stops": stops} if (stops := self._stops()) else {})
+
+    def _stops(self) -> list[list[Any]]:
+        return [[made, events.CODEC.encode(event)] for made, event in sorted(self.claim.stops.items())]
 
     @classmethod
     def from_json(cls, data: Any) -> Reserved:
         """What `to_json` wrote, or what the first version wrote for a training run; anything else is `Corrupt`."""
         try:
             data = _raised(data)
-            check.known_keys("claim", data, ("kind", "purpose", "releases", "claim", "seed", "shared"))
+            check.known_keys("claim", data, ("kind", "purpose", "releases", "claim", "seed", "shared", "stops"))
             shared, claim = data["shared"], kind_of(data["kind"]).from_json(data["claim"])
             fixed = check.one_of("claim.seed", data["seed"], (ENTROPY, FIXED)) == FIXED
             read = cls(claim, fixed, None if shared is None else (str(shared["ledger"]), str(shared["entry"])))
             if (read.claim.purpose, read.claim.releases) != (data["purpose"], data["releases"]):
                 raise InvalidInput("claim.purpose", data["purpose"], "is not that of the claim, or the number of releases is not")
+            if read._stops() != data.get("stops", []):
+                raise InvalidInput("claim.stops", data.get("stops"), "are not those of the claim")
             return read
         except (DpfyError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as problem:
             words = str(problem) if isinstance(problem, DpfyError) else type(problem).__name__
@@ -238,6 +258,14 @@ def releases_of(uses: int, claim: Mapping[str, Any]) -> int:
     except (AttributeError, KeyError, TypeError):
         return uses
     return max(said, uses) if isinstance(said, int) and not isinstance(said, bool) else uses
+
+
+def stop_after(stops: Iterable[int], made: int) -> int | None:
+    """The number of releases that is billed where `made` are all that there were: the next of `stops`; None is all of them.
+
+    Guarantees: never less than was made.
+    """
+    return min((stop for stop in stops if stop >= made), default=None)
 
 
 def agree(claims: Sequence[Claim]) -> None:

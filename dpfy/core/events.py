@@ -339,6 +339,21 @@ class RepeatAndSelect:
         check.positive_or_infinite("shape + 1", self.shape + 1)
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """`event`, all that was released by a run whose end was chosen, from its own outputs, among points fixed in advance.
+
+    `share` of delta is what each of the points may use: at most one over their number. What is stated of it is stated after the fact:
+    see docs/early-stopping.md.
+    """
+
+    event: Event
+    share: float
+
+    def __post_init__(self) -> None:
+        check.positive("share", check.fraction("share", self.share))
+
+
 Event = Union[
     Nothing,
     NotPrivate,
@@ -363,6 +378,7 @@ Event = Union[
     Composed,
     Parallel,
     RepeatAndSelect,
+    Stopped,
 ]
 
 CODEC = Codec(
@@ -391,6 +407,7 @@ CODEC = Codec(
         "composed": Composed,
         "parallel": Parallel,
         "repeat-and-select": RepeatAndSelect,
+        "stopped": Stopped,
     },
 )
 

@@ -30,8 +30,10 @@ __all__ = ["VERSION", "Budget", "Ledger", "Permit", "hold"]
 class Budget(Protocol):
     """A limit on all that a ledger may ever hold, valid for requests chosen after seeing earlier results."""
 
-    def why_not(self, spent: Sequence[events.Event], asked: events.Event, adjacency: Adjacency) -> str | None:
-        """None if `asked` still fits after `spent`; otherwise one sentence with the figures."""
+    def why_not(
+        self, spent: Sequence[events.Event], asked: events.Event, adjacency: Adjacency, first: events.Event | None = None
+    ) -> str | None:
+        """None if `asked` still fits after `spent`; otherwise one sentence with the figures. `first` is the first reservation as made."""
 
     def to_json(self) -> dict[str, Any]:
         """The terms of the budget, for the ledger's header."""
@@ -134,7 +136,8 @@ class Ledger:
             self._load(handle)
             if (budget.to_json() if budget else None) != self.terms:
                 raise InvalidInput("budget", budget and budget.to_json(), f"{self.path.name} was created with {self.terms}")
-            if budget and (refusal := budget.why_not(self.spent(), events.Repeated(event, uses), self.adjacency)):
+            whole = events.Repeated(event, uses)
+            if budget and (refusal := budget.why_not(self.spent(), whole, self.adjacency, self.first)):
                 raise BudgetExceeded(f"{self.path.name}: {refusal}")
             self._append(handle, body)
         return self.book.reserved[entry]
@@ -145,6 +148,18 @@ class Ledger:
             self._load(handle)
             if permit.entry not in self.book.begun:
                 self._append(handle, {"type": "begun", "entry": permit.entry})
+        return self.book.reserved[permit.entry]
+
+    def settle(self, permit: Permit, *, made: int, billed: int) -> Permit:
+        """Write down that `made` releases are all that there will be, and `billed` what is billed; the closed permit. Safe to repeat.
+
+        Guarantees: durable on return, and final: nothing is released under the permit any more. The claim must have named `billed`
+        when it was reserved, and it is never less than `made`.
+        """
+        with locked(self.path, wait=True) as handle:
+            self._load(handle)
+            if self.book.settled.get(permit.entry) != (made, billed):
+                self._append(handle, {"type": "settle", "entry": permit.entry, "made": made, "billed": billed})
         return self.book.reserved[permit.entry]
 
     def void(self, permit: Permit, reason: str) -> None:
@@ -184,6 +199,16 @@ class Ledger:
     def spent(self) -> list[events.Event]:
         """Every reservation as an event with its count."""
         return [events.Repeated(p.event, p.uses) for p in self.permits()]
+
+    @property
+    def settlements(self) -> dict[str, tuple[int, int]]:
+        """By the names of reservations that ended early, how many releases were made and how many are billed."""
+        return {self.book.reserved[entry].name: settled for entry, settled in self.book.settled.items()}
+
+    @property
+    def first(self) -> events.Event | None:
+        """The first reservation, as it was made."""
+        return None if self.book.first is None else self.book.first[1]
 
     def event(self) -> events.Event:
         """All reservations composed: the bill."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from dpfy import accounting
 from dpfy.accounting.rows import amplified, unsampled
 from dpfy.core import check, events, participation
-from dpfy.core.claim import NEARLY, NO, STATED, YES, Assumption, Claim, GaussianClaim, register
+from dpfy.core.claim import NEARLY, NO, STATED, YES, Assumption, Claim, GaussianClaim, register, stop_after
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.unit import Adjacency, Unit
@@ -29,6 +29,10 @@ ADDED = {
     "not matter, real arithmetic elsewhere, so that the bits have the law that is billed (the sum itself is a floating-point one)",
 }
 """What was done about the bits of the noise."""
+EX_POST = (
+    "The guarantee is stated after the fact (ex post): the chance that a loss exceeds the epsilon stated where the run ended is counted in "
+    "delta, over all points at which it could have ended. Before the run, the epsilon of all of its steps holds."
+)
 RELEASED = "every noisy step, and so every intermediate model and average; not the last model alone"
 
 
@@ -77,6 +81,8 @@ class Training(Claim):
         for owner, names in ((plan.recipe, ("unit", "adjacency", "records")), (plan, ("delta", "accountant"))):
             for name in names:
                 object.__setattr__(self, name, getattr(owner, name))
+        if self.batches is not None and plan.recipe.stopping is not None:
+            raise InvalidInput("batches.done", self.batches.done, "must be formed by dpfy where a run may end early")
         if self.batches is None or self.batches.most is None:
             return
         stated = accounting.epsilon(self.event, plan.delta, adjacency=plan.recipe.adjacency, accountant=plan.accountant)
@@ -94,6 +100,22 @@ class Training(Claim):
         """One a step."""
         return self.plan.recipe.steps
 
+    @property
+    def stops(self) -> Mapping[int, events.Event]:
+        """The points of a plan that may end early."""
+        recipe = self.plan.recipe
+        points = () if recipe.stopping is None else recipe.stopping.early
+        return {point: recipe.event(self.plan.noise_multiplier, point) for point in points}
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """That a guarantee is stated after the fact, where it is."""
+        stopping = self.plan.recipe.stopping
+        if stopping is None:
+            return ()
+        points = len(stopping.points)
+        return (f"the run could end at {points} points fixed in advance, and what ended it was seen in released values alone",)
+
     def files(self) -> Mapping[str, bytes]:
         """The plan, to be read without the ledger."""
         return {"plan.json": (json.dumps(self.plan.to_json(), indent=1, sort_keys=True) + "\n").encode()}
@@ -110,14 +132,22 @@ class Training(Claim):
                 YES,
             ),
             self._arithmetic(),
-            Assumption(
-                "steps",
-                "the number of steps was fixed before the data was read",
-                "reserved in the ledger before the first step",
-                YES,
-            ),
+            self._end(),
             *_of_the_caller(facts),
         ]
+
+    def _end(self) -> Assumption:
+        stopping = self.plan.recipe.stopping
+        if stopping is None:
+            assumed = "the number of steps was fixed before the data was read"
+            return Assumption("steps", assumed, "reserved in the ledger before the first step", YES)
+        points = ", ".join(map(str, stopping.points))
+        return Assumption(
+            "steps",
+            "the run ends at one of some points fixed before the data was read, for reasons that are in what was released, or public",
+            f"it is billed as ending after {points} steps, whichever comes next; what ended it is the caller's own rule",
+            STATED,
+        )
 
     def _arithmetic(self) -> Assumption:
         exact = self.plan.recipe.noise == EXACT
@@ -145,7 +175,11 @@ class Training(Claim):
             known = "The accounting is made for this pattern." if amplified(self.plan.event) else "No amplification is claimed."
             found.append(f"Batches were not Poisson samples ({pattern.words}). {known}")
         if (done := facts.get("steps_done", self.releases)) < self.releases:
-            found.append(f"The run ended after {done} of {self.releases} steps; all of them are billed.")
+            billed = stop_after(self.stops, done)
+            how = f"{billed} of them are billed" if billed else "all of them are billed"
+            found.append(f"The run ended after {done} of {self.releases} steps; {how}.")
+        if self.stops:
+            found.append(EX_POST)
         return found
 
     def describe(self) -> dict[str, Any]:
@@ -170,6 +204,7 @@ class Training(Claim):
                 "sampling_words": recipe.sampler.participation.words,
                 "strategy": encoded["strategy"]["kind"],
                 **({"noise": ADDED[recipe.noise]} if recipe.noise != FLOAT else {}),
+                **({} if recipe.stopping is None else {"stopping": list(recipe.stopping.points)}),
                 "noise_on_average": plan.stddev / recipe.expected_batch,
                 "theorem": theorem,
             },

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from dpfy.noise.families import STRATEGIES
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.plan import pairs
+from dpfy.plan.stopping import Stopping, first_steps, stopping
 from dpfy.sampling.sampler import Sampler
 from dpfy.sampling.table import SAMPLERS
 
@@ -35,7 +37,7 @@ class Recipe:
 
     A unit of several records is sampled as one and its contribution bounded as one (:func:`dpfy.by_user`, :func:`dpfy.per_user`);
     training refuses data that is not arranged so. `noise` is one of `NOISES`; "exact" noise has the law that is billed to the last bit
-    (:mod:`dpfy.noise.exact`), for the strategies that it knows.
+    (:mod:`dpfy.noise.exact`), for the strategies that it knows. `stopping` says where a run may end early, billed for what it released.
     """
 
     records: int
@@ -46,8 +48,9 @@ class Recipe:
     unit: Unit = EXAMPLE
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
     noise: str = FLOAT
+    stopping: Stopping | None = None
 
-    LATER: ClassVar[tuple[str, ...]] = ("noise",)
+    LATER: ClassVar[tuple[str, ...]] = ("noise", "stopping")
 
     def __post_init__(self) -> None:
         check.integer("records", self.records, most=check.RECORDS)
@@ -64,6 +67,10 @@ class Recipe:
             raise Unsupported("clipping microbatches of a random batch", way_out)
         if isinstance(self.clip, QuantileClip) and not isinstance(self.strategy, Identity | Schedule):
             raise Unsupported("adaptive clipping with correlated noise", "use a fixed clip norm, or independent noise")
+        if self.stopping is not None and self.stopping.points[-1] != self.steps:
+            raise InvalidInput("stopping", self.stopping.points, f"must end with the steps of the run ({self.steps})")
+        if self.stopping is not None:
+            self.event(1.0, self.stopping.points[0])
 
     def _check_fixed_size(self) -> None:
         """Batches of a fixed size are a matter of how many records there are: adding or removing one has no proof."""
@@ -82,9 +89,13 @@ class Recipe:
         """The divisor of every noisy sum: the mean batch size, never the realised one."""
         return self.sampler.expected_batch(self.records)
 
-    def event(self, noise_multiplier: float) -> events.Event:
-        """What a run with this noise releases."""
-        return pairs.event(noise_multiplier, self.sampler.participation, self.strategy, self.steps)
+    def event(self, noise_multiplier: float, ended: int | None = None) -> events.Event:
+        """What a run with this noise releases; where it may end early, if it `ended` at that point."""
+        pattern = self.sampler.participation
+        if self.stopping is None:
+            return pairs.event(noise_multiplier, pattern, self.strategy, self.steps)
+        made = self.steps if ended is None else ended
+        return events.Stopped(first_steps(noise_multiplier, pattern, self.strategy, made, self.steps), self.stopping.share)
 
     def calibrate(
         self,
@@ -193,11 +204,14 @@ class Plan:
         )
 
     def epsilon_after(self, steps: int) -> float:
-        """Epsilon at `delta` if the run stopped after `steps` (fixed in advance): for progress bars and curves."""
+        """Epsilon at `delta` if the run stopped after `steps` (fixed in advance, or one that may end early): for bars and curves."""
         if steps <= 0:
             return 0.0
-        recipe = self.recipe
-        event = pairs.event(self.noise_multiplier, recipe.sampler.participation, recipe.strategy, min(steps, recipe.steps))
+        recipe, made = self.recipe, min(steps, self.recipe.steps)
+        if recipe.stopping is not None:
+            event = recipe.event(self.noise_multiplier, recipe.stopping.next(made))
+        else:
+            event = pairs.event(self.noise_multiplier, recipe.sampler.participation, recipe.strategy, made)
         return _epsilon(event, self.delta, recipe.adjacency, self.accountant)
 
     def to_json(self) -> dict[str, Any]:
@@ -224,7 +238,7 @@ def _epsilon(event: events.Event, delta: float, adjacency: Adjacency, accountant
     return accounting.epsilon(event, delta, adjacency=adjacency, accountant=accountant)
 
 
-CODEC = Codec("plan", {"plan": Plan, "recipe": Recipe, "unit": Unit, **SAMPLERS, **CLIPS, **STRATEGIES})
+CODEC = Codec("plan", {"plan": Plan, "recipe": Recipe, "unit": Unit, "stopping": Stopping, **SAMPLERS, **CLIPS, **STRATEGIES})
 
 
 def default_delta(records: int) -> float:
@@ -283,16 +297,27 @@ def dpsgd(
     unit: Unit = EXAMPLE,
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
     noise: str = FLOAT,
+    stopping: int | Sequence[float] | None = None,
 ) -> Recipe:
     """DP-SGD: random batches, flat clipping, fresh Gaussian noise. Give `epochs` or `steps`, not both.
 
     Works for every optimizer (DP-Adam is this recipe with Adam). `epochs` counts expected passes over the data. "poisson" batches have
     `batch_size` records on average; "without-replacement" ones exactly that many, and hide a record that is replaced (replace-one).
-    ``noise="exact"`` gives every released value the bits that real numbers would have given it.
+    ``noise="exact"`` gives every released value the bits that real numbers would have given it. With `stopping`, a number of points or a
+    list of them, a run may end early and is billed for what it released (:func:`with_stopping`).
     """
     count = step_count(records, batch_size, epochs, steps)
     sampler = sampler_of(sampling, records, batch_size)
-    return Recipe(records, sampler, count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency), noise)
+    recipe = Recipe(records, sampler, count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency), noise)
+    return with_stopping(recipe, stopping)
+
+
+def with_stopping(recipe: Recipe, points: int | Sequence[float] | None) -> Recipe:
+    """The same recipe for runs that may end early, at so many equally spaced points, or at those given (steps, or parts below 1).
+
+    Guarantees: whatever rule ends a run, looking at what was released alone, the epsilon stated then is an ex-post guarantee at delta.
+    """
+    return replace(recipe, stopping=stopping(points, recipe.steps))
 
 
 def sampler_of(sampling: str, records: int, batch_size: float) -> Sampler:

@@ -141,11 +141,19 @@ def _section(name: str, claim: Claim, told: Mapping[str, Any], ledger: Ledger) -
     """What follows from a claim and the ledger about one section."""
     head = {"name": name, "kind": claim.kind, "purpose": claim.purpose, "claim": claim.to_json()}
     found = head | claim.describe() | {"assumptions": [row.to_json() for row in claim.assumptions(told)]}
+    if claim.stops:
+        found["ended"] = _ended(claim, ledger.settlements.get(name))
     if "evaluation" in told:
         found["evaluation"] = evaluations.row(told["evaluation"]["test"], told, ledger)
     elif any(key in told for key in ("utility", "confusion")):
         raise Corrupt(NAME, f"states figures in {name} and does not say on which data")
     return found
+
+
+def _ended(claim: Claim, settled: tuple[int, int] | None) -> dict[str, Any]:
+    """Where a release that may end early ended, and what is billed."""
+    made, billed = settled or (claim.releases, claim.releases)
+    return {"settled": settled is not None, "made": made, "billed": billed, "of": claim.releases}
 
 
 def _boundary(held: list[Claim]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,20 @@ Row = tuple[str, Any, int, dict[str, Any]]
 """A reservation: name, event as JSON, uses, claim."""
 
 
-def ledger_of(terms: dict[str, Any], rows: Iterable[Row], head: str = ORIGIN) -> Ledger:
-    """A ledger in memory with these terms (unit and adjacency) and reservations; `Corrupt` where no ledger could hold them."""
+def ledger_of(
+    terms: dict[str, Any], rows: Iterable[Row], head: str = ORIGIN, settled: Mapping[str, tuple[int, int]] | None = None
+) -> Ledger:
+    """A ledger in memory with these terms (unit and adjacency) and reservations; `Corrupt` where no ledger could hold them.
+
+    `settled` are those that ended early, by name: how many releases were made, and how many are billed.
+    """
     bodies: list[dict[str, Any]] = [{"type": "ledger", "version": VERSION, "ledger": NOBODY, "budget": None} | terms]
     for number, (name, event, uses, claim) in enumerate(rows):
         body = {"type": "reserve", "entry": f"{number:016x}", "name": name, "event": event, "uses": uses, "claim": claim}
         bodies.append(body | {"returnable": False, "time": 0})
+        if name in (settled or {}):
+            made, billed = (settled or {})[name]
+            bodies.append({"type": "settle", "entry": f"{number:016x}", "made": made, "billed": billed})
     return Ledger(Path(card.NAME), Chain(bodies, [head] * len(bodies)), Book.of(card.NAME, bodies))
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from dpfy import __version__
+from dpfy.accounting.stopping import unwrapped
 from dpfy.core import events
 from dpfy.core.claim import FIXED, Reserved, kind_of
 from dpfy.core.errors import Corrupt, DpfyError, Unsupported
@@ -39,11 +40,20 @@ def stated_ledger(card: dict[str, Any]) -> Ledger:
     unit = {key: card["unit"][key] for key in ("name", "most_records")}
     unit |= {"protects": card["unit"]["protection"]} if card["unit"].get("protection", "record") != "record" else {}
     unit |= {"tokens": card["unit"]["tokens"]} if isinstance(card["unit"].get("tokens"), int) else {}
+    settled = {
+        part["name"]: (end["made"], end["billed"]) for part in card["sections"] if (end := part.get("ended", {})).get("settled")
+    }
     rows = [
         (row["name"], row["event"], row["uses"], _claim(parts.pop(row["name"], None), seed, billed))
         for row in card["accesses"]["covered"]
     ]
-    return forecast.ledger_of({"unit": unit, "adjacency": card["adjacency"]["name"]}, rows, card["ledger"]["head"])
+    rows = [(n, _whole(e, claim) if n in settled else e, uses, claim) for n, e, uses, claim in rows]
+    return forecast.ledger_of({"unit": unit, "adjacency": card["adjacency"]["name"]}, rows, card["ledger"]["head"], settled)
+
+
+def _whole(event: Any, claim: dict[str, Any]) -> Any:
+    """What was reserved for a release that ended early, as its claim says."""
+    return events.CODEC.encode(Reserved.from_json(claim).claim.event) if claim else event
 
 
 def _claim(part: dict[str, Any] | None, seed: str, billed: bool) -> dict[str, Any]:
@@ -175,7 +185,8 @@ def _peer(name: str, event: events.Event, adjacency: Adjacency, delta: float) ->
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # orders that dp-accounting leaves out only make its answer larger
     peer = PeerRdp() if name == "rdp" else PeerPld()
-    return peer.curve(event, adjacency).epsilon(delta)
+    inner, share = unwrapped(event)
+    return peer.curve(inner, adjacency).epsilon(delta * share)
 
 
 def _value(number: float | str) -> float:

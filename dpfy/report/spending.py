@@ -163,7 +163,7 @@ def of(ledger: Ledger, delta: float | None = None) -> Spending:
                 _state(ledger, permit),
                 alone(_event(permit)) if number_left <= OWN else Figure(None, why=LATER),
                 _epsilon(so_far, adjacency, chosen) if at else None,
-                _counted(budget, so_far, adjacency) if at and budget is not None else None,
+                _counted(budget, so_far, ledger) if at and budget is not None else None,
             )
         )
     total = next((e.total for e in reversed(entries) if e.total is not None), Figure(0.0, accounting.DEFAULT))
@@ -174,7 +174,7 @@ def of(ledger: Ledger, delta: float | None = None) -> Spending:
 def allowance(ledger: Ledger) -> Allowance:
     """The budget of `ledger` and how much of it is spent."""
     budget = budget_of(ledger)
-    spent = Figure(None, why=NO_BUDGET) if budget is None else _counted(budget, ledger.spent(), ledger.adjacency)
+    spent = Figure(None, why=NO_BUDGET) if budget is None else _counted(budget, ledger.spent(), ledger)
     return Allowance(budget, spent)
 
 
@@ -230,10 +230,10 @@ def _epsilon(spent: Iterable[events.Event], adjacency: Adjacency, delta: float) 
     return Figure(None, why="; ".join(reasons))
 
 
-def _counted(budget: RenyiFilter, spent: list[events.Event], adjacency: Adjacency) -> Figure:
+def _counted(budget: RenyiFilter, spent: list[events.Event], ledger: Ledger) -> Figure:
     """What the filter of a budget counts."""
     try:
-        return Figure(budget.spent_epsilon(spent, adjacency), "renyi filter")
+        return Figure(budget.spent_epsilon(spent, ledger.adjacency, ledger.first), "renyi filter")
     except (DpfyError, ArithmeticError) as problem:
         return Figure(None, why=f"the budget's filter: {problem}")
 
@@ -255,6 +255,8 @@ def _state(ledger: Ledger, permit: Permit) -> str:
         return "given back"
     if book.finish is not None and book.finish["entry"] == permit.entry:
         return "finished"
+    if permit.entry in book.settled:
+        return "ended early"
     return "open" if permit.entry in book.returnable - book.begun else "begun"
 
 

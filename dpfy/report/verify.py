@@ -213,7 +213,8 @@ def _head(e: Evidence) -> tuple[bool, str]:
         return False, f"{LEDGER} says that something else ended than the {name} it reserves"
     done = e.view["sections"][0].get("steps_done", e.finish["steps"])
     wrong = f"{cards.NAME} steps_done is not the number of steps after which {LEDGER} says the run ended"
-    return _outcome(None if e.finish["steps"] == done else wrong)
+    made, _ = e.ledger.settlements.get(name, (done, done))
+    return _outcome(None if e.finish["steps"] == done == made else wrong)
 
 
 def _files(e: Evidence) -> tuple[bool, str]:
@@ -266,7 +267,7 @@ def _misstated(e: Evidence, name: str, reserved: Reserved, part: dict[str, Any],
     for what, (said, due_part) in stated.items():
         if found := differences(said, due_part):
             return f"{what} is not the claim that {source} reserves: {'; '.join(found[:3])}"
-    if permit.event != claim.event:
+    if permit.event != reserved.due(e.ledger.settlements.get(name)):
         return f"{source} reserves another event than its own {claim.kind} describes"
     if (e.ledger.unit, e.ledger.adjacency) != (claim.unit, claim.adjacency):
         return f"{source} states another unit or adjacency than the claim (guarantee.unit, guarantee.adjacency)"
@@ -287,7 +288,10 @@ def _billed(e: Evidence, file: Path) -> tuple[bool, str]:
         if Reserved.from_json(permit.claim) != replace(reserved, shared=None):
             found = differences(permit.claim, replace(reserved, shared=None).to_json())
             return False, f"{file.name} was billed for something else: {found[0]}"
-        if (permit.event, permit.uses) != (reserved.claim.event, 1):
+        settled = people.book.settled.get(entry)
+        if settled != e.ledger.settlements.get(reserved.claim.name):
+            return False, f"{file.name} and {LEDGER} do not say that the run ended after the same steps"
+        if (permit.event, permit.uses) != (reserved.due(settled), 1):
             return False, f"{file.name} was billed for something else: another event"
         entries.append(entry)
     return True, f"{file.name}, entry {', '.join(entries)}"

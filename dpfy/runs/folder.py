@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dpfy.core import check, events, reading
-from dpfy.core.claim import Claim, Reserved, agree, differences
+from dpfy.core.claim import Claim, Reserved, agree, differences, stop_after
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Budget, Ledger, Permit, hold
 from dpfy.core.random import Randomness
@@ -167,6 +167,23 @@ class RunFolder:
                 stage.shared = ledger, ledger.begin(permit)
             stage.permit = self._covering(self.ledger.begin(stage.permit), stage.reserved)
         return stage.permit
+
+    def settle(self, name: str, made: int) -> None:
+        """End the releases under a claim that may end early: `made` are all that there will be, and are billed, in every ledger.
+
+        Guarantees: the run's own ledger closes the permit, durably, before the data set's ledger takes anything off the bill; a crash in
+        between leaves the bill of the whole claim there until the run is resumed, to end. What is billed covers all that was made.
+        Does nothing where the claim cannot end so soon. Safe to repeat.
+        """
+        billed = stop_after(self.stage(name).claim.stops, made)
+        if billed is None:
+            return
+        self.begin(name)
+        stage = self.stage(name)
+        stage.permit = self.ledger.settle(stage.permit, made=made, billed=billed)
+        if stage.shared is not None:
+            ledger, permit = stage.shared
+            stage.shared = ledger, ledger.settle(permit, made=made, billed=billed)
 
     def bind(self, name: str, content: bytes) -> None:
         """Refuse another content than that of an attempt before a crash: the difference of two releases with one noise has none.
@@ -365,13 +382,15 @@ class RunFolder:
             held = next((p for p in self.ledger.permits() if p.name == claim.name), None)
             if held is not None:  # before the data set's ledger is asked for anything
                 self._covering(held, replace(reserved, shared=Reserved.from_json(held.claim).shared))
-            shared = self._reserve_shared(reserved, due)
+            shared = self._reserve_shared(reserved, due, None if held is None else self.ledger.book.settled.get(held.entry))
             if shared is not None:
                 reserved = replace(reserved, shared=(shared[0].book.identity, shared[1].entry))
             permit = held or self.ledger.reserve(claim.name, due, claim=reserved.to_json(), returnable=True)
             self.stages[claim.name] = Stage(reserved, self._covering(permit, reserved), shared)
 
-    def _reserve_shared(self, reserved: Reserved, due: events.Event) -> tuple[Ledger, Permit] | None:
+    def _reserve_shared(
+        self, reserved: Reserved, due: events.Event, ended: tuple[int, int] | None
+    ) -> tuple[Ledger, Permit] | None:
         if self.run.ledger is None:
             return None
         path, claim = Path(self.run.ledger), reserved.claim
@@ -379,7 +398,10 @@ class RunFolder:
         name = f"{claim.name} {self.id}"
         for permit in ledger.permits():
             if permit.name == name and Reserved.from_json(permit.claim) == reserved:
-                if permit.event != due:
+                if (settled := ledger.book.settled.get(permit.entry)) not in (None, ended):
+                    rule = f"{path.name} says that it ended after {settled[0]} releases, and is billed so" if settled else ""
+                    raise InvalidInput(f"resume {claim.name}", "a run that goes on", rule)
+                if permit.event != (due if settled is None else reserved.due(settled)):
                     raise Corrupt(path.name, "reserves another event than this run's")
                 return ledger, permit
         budget = figures.budget_of(ledger)
@@ -391,7 +413,7 @@ class RunFolder:
             found = differences(permit.claim, reserved.to_json())
             rule = f"{LEDGER} reserves something else than this run asks for: {found[0]}"
             raise InvalidInput(f"resume {reserved.claim.name}", "another claim", rule)
-        if permit.event != reserved.claim.event:
+        if permit.event != reserved.due(self.ledger.book.settled.get(permit.entry)):
             raise Corrupt(LEDGER, "reserves another event than this run's claim states now")
         return permit
 

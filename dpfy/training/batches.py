@@ -98,8 +98,8 @@ class Batches:
     A step may have none.
     """
 
-    def __init__(self, batches: Iterator[Batch], plan: Plan, steps_done: Callable[[], int], shown: bool) -> None:
-        self._steps, self._steps_done = plan.recipe.steps, steps_done
+    def __init__(self, batches: Iterator[Batch], plan: Plan, steps: int, steps_done: Callable[[], int], shown: bool) -> None:
+        self._steps, self._steps_done = steps, steps_done
         self._batches = self._show(batches, plan) if shown else batches
 
     def __len__(self) -> int:

@@ -32,9 +32,11 @@ def write(
 ) -> None:
     """Write model.safetensors, the reports and privacy.json and erase the checkpoint folder.
 
-    Guarantees: those of `RunFolder.finish`; until the ledger holds the end, the run can be resumed from the checkpoint of its last step.
-    The model released is the averaged one where there is averaging; all of it but the trained weights is, bit for bit, what it was
-    when the run began.
+    A run that may end early is settled first: its last step is in a checkpoint, then no ledger lets it go on, then it is billed for less.
+
+    Guarantees: those of `RunFolder.settle` and `RunFolder.finish`; until the ledger holds the end, the run can be resumed from the
+    checkpoint of its last step. The model released is the averaged one where there is averaging; all of it but the trained weights is, bit
+    for bit, what it was when the run began.
     """
 
     folder = training.folder
@@ -49,6 +51,8 @@ def write(
         return card.Facts(_provenance(training), training.steps_done, told)
 
     if isinstance(folder, RunFolder):
+        if training.steps_done < training.plan.recipe.steps:
+            folder.settle(TRAINING, training.steps_done)
         folder.finish(facts)
     training.world.exchange("the end of the run")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dpfy.core.errors import Unsupported
 
 if TYPE_CHECKING:
+    from dpfy.plan.stopping import Stopping
     from dpfy.training.loop import PrivateTraining
 
 RESUME = "resume it with Run(path, resume=True) (dpfy train --resume), the same code and the same arguments"
@@ -59,7 +60,7 @@ def leave(training: PrivateTraining, error: BaseException | None) -> None:
         if error is None:
             raise
         unsaved = str(problem)
-    words = unfinished(folder.path, training.steps_done, training.plan.recipe.steps, unsaved)
+    words = unfinished(folder.path, training.steps_done, training.plan.recipe.steps, unsaved, training.plan.recipe.stopping)
     if error is None:
         warnings.warn(words, stacklevel=3)
     else:
@@ -74,8 +75,10 @@ def _saves_itself(training: PrivateTraining) -> bool:
     return (training.boundary and training.schedules.waiting) or training.folder.run.checkpoint_every == math.inf
 
 
-def unfinished(path: object, done: int, steps: int, unsaved: str | None) -> str:
+def unfinished(path: object, done: int, steps: int, unsaved: str | None, stopping: Stopping | None = None) -> str:
     """What is said of a run that is left before its end: where it stands, what it costs, what it keeps and how it goes on."""
     words = f"run {path}: unfinished, {done} of {steps} steps made, all {steps} billed; "
     words += f"its secrets are kept in its checkpoint folder; {RESUME}"
+    if stopping is not None and unsaved is None:
+        words += f"; or end it here with finish(), billed for {stopping.next(done)} steps"
     return words + (f" (from its last checkpoint: {unsaved})" if unsaved else "")

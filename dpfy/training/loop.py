@@ -168,7 +168,7 @@ class PrivateTraining(Standing):
         try:
             if kind is None and not self.folder.finished:
                 self._require_sound()
-            if kind is None and self._halt.reason is None and self.steps_done == self.plan.recipe.steps:
+            if kind is None and self._halt.reason is None and self.steps_done == self.last_step:
                 self.finish()
             elif not self.folder.finished:
                 leave(self, error)
@@ -185,7 +185,8 @@ class PrivateTraining(Standing):
         A batch is what the data gives: the tuple of its fields, or what its collate function makes. The length is the number of steps
         that remain. With `pad`, `graph`, and on a GPU, a batch may be filled up with repeats of record 0, which `step` leaves out.
         """
-        return Batches(self._remaining(), self.plan, lambda: self.steps_done, self.runtime.progress and self.world.first)
+        shown = self.runtime.progress and self.world.first
+        return Batches(self._remaining(), self.plan, self.last_step, lambda: self.steps_done, shown)
 
     def _remaining(self) -> Iterator[Batch]:
         self._require_live()
@@ -193,6 +194,8 @@ class PrivateTraining(Standing):
         self._asked = mine = object()
         if self._entry:
             schedulers.require_known(self)
+        if self.steps_done == self.last_step:
+            return
         steps, batches = self.drawing.since(self.steps_done, self.device)
         for pieces in steps:
             self._require_live()
@@ -256,8 +259,8 @@ class PrivateTraining(Standing):
     def _awaited(self) -> LogicalBatch:
         """The logical batch that a call of `step` belongs to."""
         self._require_live()
-        if self.steps_done >= self.plan.recipe.steps:
-            raise InvalidInput("step", self.steps_done, f"the plan allows {self.plan.recipe.steps} steps and all are done")
+        if self.steps_done >= self.last_step:
+            raise InvalidInput("step", self.steps_done, f"the plan allows {self.last_step} steps and all are done")
         if self._pieces is None or not self._pieces.waiting:
             raise InvalidInput("step", "an extra call", "step(losses) follows a batch from batches(), once")
         with self._halt.final():
@@ -325,7 +328,10 @@ class PrivateTraining(Standing):
     def finish(
         self, utility: dict[str, float] | None = None, confusion: list[list[int]] | None = None, test: str | None = None
     ) -> Path:
-        """End the run: write model and card, erase the secrets. Ending early keeps the bill of the whole plan. Returns the folder.
+        """End the run: write model and card, erase the secrets. Returns the folder.
+
+        Ending early keeps the bill of the whole plan, unless the plan says where a run may end (`stopping`): then the steps up to the next
+        of these points are billed, and the run cannot go on.
 
         `utility` and `confusion` (rows: true class, columns: predicted) are published as they are. Who gives them declares the data
         they were measured on public, and the card says so; `test` is for those who released them with a bill (:func:`dpfy.fit`).

@@ -69,6 +69,10 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
     terms = _terms(training, mine)
     if terms.still != snapshot.facts["still"]:
         raise Corrupt("checkpoint/state.safetensors", "holds a buffer or frozen weight that changed in training: start a new run")
+    if (ended := folder.ledger.settlements.get(TRAINING)) is not None and ended[0] != state.step:
+        raise Corrupt(
+            "checkpoint/state.safetensors", f"is not that of step {ended[0]}, after which the ledger says that the run ended"
+        )
     if training.world.first:
         metrics.cut(folder.path, state.step)
     return terms, state

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.clip import Clip
+from dpfy.plan.recipe import Plan
 from dpfy.training import state
+from dpfy.training.follower import Follower
 from dpfy.training.logical import LogicalBatch
+from dpfy.training.run import TRAINING, RunFolder
 from dpfy.training.state import TrainState
 
 
@@ -24,6 +27,8 @@ class Standing:
     _entered: bool
     _entry: int
     device: torch.device
+    plan: Plan
+    folder: RunFolder | Follower
 
     @property
     def state(self) -> TrainState:
@@ -36,6 +41,12 @@ class Standing:
     def steps_done(self) -> int:
         """The steps made so far."""
         return self._state.step
+
+    @property
+    def last_step(self) -> int:
+        """The steps after which the run ends: those of its plan, or those after which it was ended early, to which a resumed run keeps."""
+        ended = self.folder.ledger.settlements.get(TRAINING) if self._entered else None
+        return self.plan.recipe.steps if ended is None else ended[0]
 
     @property
     def boundary(self) -> bool:

@@ -46,6 +46,7 @@ WRAPPED: list[ev.Event] = [
     PARTS,
     ev.RepeatAndSelect(STEP, 10.0, 1.0),
     ev.RepeatAndSelect(STEP, 10.0, math.inf),
+    ev.Stopped(ev.Repeated(STEP, 7), 0.5),
 ]
 SAMPLED: list[ev.Event] = [ev.PoissonSampled(0.1, leaf) for leaf in LEAVES]
 EVENTS = [*LEAVES, *WRAPPED, *SAMPLED, ev.PoissonSampled(0.1, PARTS)]
@@ -100,6 +101,7 @@ def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
         (ev.RandomCheckIns(epsilon, 100, 0.5), ev.RandomCheckIns(epsilon, 100, 0.4), ADD),
         (ev.RandomCheckIns(epsilon, 50, 0.5), ev.RandomCheckIns(epsilon, 100, 0.5), ADD),
         (ev.EpsilonDelta(epsilon), ev.RandomCheckIns(epsilon, 20), REPLACE),
+        (ev.Stopped(STEP, 0.5), STEP, ADD),
     ]
     pairs: list[tuple[ev.Event, ev.Event, Adjacency]] = [*known]
     pairs += [(event, part, ADD) for event in EVENTS if isinstance(event, ev.Parallel) for _, part in event.parts]

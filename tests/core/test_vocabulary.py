@@ -65,6 +65,7 @@ EVENTS = [
     events.Composed((events.Gaussian(1.0), events.Laplace(2.0))),
     events.Parallel((("north", events.Gaussian(1.0)), ("south", events.Nothing()))),
     events.RepeatAndSelect(events.Gaussian(1.0), 10.0, math.inf),
+    events.Stopped(events.Repeated(events.Gaussian(1.0), 7), 0.2),
 ]
 
 

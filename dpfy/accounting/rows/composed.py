@@ -98,6 +98,13 @@ def _parallel_words(event: ev.Parallel) -> str:
 
 ROWS = (
     Row(
+        ev.Stopped,
+        words=lambda e: f"{words(e.event)}; at fixed points it could end, as what it had released suggested",
+        group=lambda e, size: replace(e, event=grouped(e.event, size)),
+        unsampled=lambda e, most: replace(e, event=unsampled(e.event, most)),
+        halved=halved_inside,
+    ),
+    Row(
         ev.Repeated,
         words=lambda e: words(e.event) if e.count == 1 else f"{e.count:,} times: {words(e.event)}",
         group=lambda e, size: ev.Repeated(grouped(e.event, size), e.count),
