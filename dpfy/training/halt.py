@@ -38,8 +38,9 @@ class Halt:
             raise Unsupported(f"going on with a run that stopped ({self.reason})", f"leave the block; {RESUME}")
 
 
-def leave(training: PrivateTraining, error: BaseException | None) -> None:
-    """Leave a run before its end and say in which state it is: by a warning, or by a note on the error that ends it.
+def leave(training: PrivateTraining, stopped: str | None, error: BaseException | None) -> None:
+    """Leave a run before its end and say in which state it is: by a warning, or by a note on the error that ends it. `stopped` says why
+    it may not go on here, if it may not.
 
     Guarantees: a run of which nothing was released, left by `break` or after an error that the caller caught, is undone: its secret
     destroyed, then its reservations given back. One that released something keeps a checkpoint of where it is, unless it was stopped.
@@ -52,7 +53,7 @@ def leave(training: PrivateTraining, error: BaseException | None) -> None:
         words = f"run {folder.path}: left before its first step: nothing was released, its reservation was given back"
         warnings.warn(words, stacklevel=3)
         return
-    unsaved = training._halt.reason
+    unsaved = stopped
     try:
         if unsaved is None and not _saves_itself(training):
             training.save()

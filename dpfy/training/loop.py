@@ -171,7 +171,7 @@ class PrivateTraining(Standing):
             if kind is None and self._halt.reason is None and self.steps_done == self.last_step:
                 self.finish()
             elif not self.folder.finished:
-                leave(self, error)
+                leave(self, self._halt.reason, error)
         finally:
             self._entered = self.folder.in_use = False
             if self._journal is not None:

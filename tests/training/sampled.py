@@ -5,6 +5,7 @@ python tests/training/sampled.py FOLDER     writes FOLDER/adaptive.safetensors a
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -43,10 +44,12 @@ def train(run: dpfy.Run, kind: str, stop: int = STEPS) -> dict[str, Tensor]:
     optimizer, update = (adam, dpfy.Update(average=0.8)) if kind == "adaptive" else (sgd, dpfy.Update())
     plan = RECIPES[kind]().with_noise(2.0, delta=1e-3)
     runtime = dpfy.Runtime(max_physical_batch=8)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.suppress(KeyboardInterrupt):
         warnings.filterwarnings("ignore", "run .* unfinished")
         with dpfy.PrivateTraining(model, optimizer, data(), plan, run, runtime=runtime, update=update) as training:
-            for x, y in training.batches() if stop else ():
+            if not stop:
+                raise KeyboardInterrupt
+            for x, y in training.batches():
                 training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
                 if training.steps_done == stop < STEPS:
                     break
