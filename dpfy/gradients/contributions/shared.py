@@ -119,9 +119,9 @@ def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     merged += fixed
     merged += [same[0] if len(same) == 1 else replace(same[0], part=Shared([p.part for p in same])) for same in placed.values()]
     if outers:
-        merged.append(Outer(torch.cat([p.left for p in outers], 1), torch.cat([p.right for p in outers], 1)))
+        merged.append(Outer(_along([p.left for p in outers]), _along([p.right for p in outers])))
     if rows:
-        joined = EmbeddingGradient(torch.cat([p.index for p in rows], 1), torch.cat([p.grads for p in rows], 1), rows[0].count)
+        joined = EmbeddingGradient(_along([p.index for p in rows]), _along([p.grads for p in rows]), rows[0].count)
         if any(isinstance(p, RaggedEmbeddingGradient) for p in rows):
             own = [p.lengths if isinstance(p, RaggedEmbeddingGradient) else p.index.new_tensor(p.index.shape[1]) for p in rows]
             lengths = torch.stack([each.expand(len(joined.index)) for each in own]).sum(0)
@@ -130,6 +130,11 @@ def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     if direct:
         merged.append(Direct(sum((p.grads for p in direct[1:]), start=direct[0].grads)))
     return merged
+
+
+def _along(parts: list[Tensor]) -> Tensor:
+    """All positions of the parts. One alone need not be copied: the gradient of a language model's head is as large as all else."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def widened(part: Contribution) -> Contribution:

@@ -33,6 +33,14 @@ def cast() -> bool:
     return _autocast()  # type: ignore[no-any-return]
 
 
+def as_cast(x: Tensor) -> Tensor:
+    """`x` as autocast hands it to a product: that is then kept, and not what it was made from as well."""
+    kind = x.device.type
+    if not _autocast() or not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.dtype is torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
 def packed() -> bool:
     """Whether what is saved for backward goes through hooks, which may hand it out only once (activation checkpointing)."""
     return _packing(False) is not None
@@ -69,6 +77,7 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
         ctx.where = where
+        x = as_cast(x)
         ctx.save_for_backward(x, constants[0])
         # For torch the result is a view of its two-dimensional form, and of a view that a node returns no in-place change is legal.
         before = _excluded(_VIEWS)

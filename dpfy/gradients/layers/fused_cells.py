@@ -17,7 +17,7 @@ from dpfy.gradients.layers.recurrence import Back, Grad, Kept, Made, Steps, Weig
 LARGE = 2**17
 """Gates at a step, of all examples, from which on the cells are used."""
 
-TOGETHER = 8
+TOGETHER = 4
 """Steps whose gradients are put in place by one launch."""
 
 _lstm: Any = torch.ops.aten._thnn_fused_lstm_cell.default
@@ -82,6 +82,7 @@ def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps) -> Made:
         return Back(gathered.whole(), dh)  # type: ignore[arg-type]
 
     whole = torch.stack(outputs)
+    outputs.clear()  # the reset gates find their memory
     return Made(whole, h.clone(), None, (weights.hidden, *done), back, reset=reset_gates(gates, weights, whole, first, steps))
 
 
