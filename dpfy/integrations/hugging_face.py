@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from dpfy.core import check, packages
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.given import lazy
-from dpfy.integrations import model_card, task_losses, trainer_arguments
+from dpfy.integrations import epoch, model_card, task_losses, trainer_arguments
 from dpfy.plan.recipe import Plan
+from dpfy.training import averaging
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, complete
 from dpfy.training.runtime import Runtime
@@ -119,7 +120,7 @@ class PrivateTrainer(Trainer):
             with self._private(run) as self.training:
                 self._loop(self.training, ignore_keys_for_eval)
                 self.training.finish()
-                self._take_average(self.training)
+                averaging.adopt(self.training.average, self.model)
         finally:
             self.is_in_train = False
         return self._finished(started)
@@ -153,13 +154,6 @@ class PrivateTrainer(Trainer):
         """Trainer's, with the privacy of a finished run."""
         super().create_model_card(*given, **settings)
         self._describe(self.args.output_dir)
-
-    @torch.no_grad()
-    def _take_average(self, training: PrivateTraining) -> None:
-        """The model holds what was released."""
-        for name, weight in self.model.named_parameters():
-            if name in training.average:
-                weight.copy_(training.average[name])
 
     def _loop(self, training: PrivateTraining, ignore: list[str] | None) -> None:
         """The private loop, with Trainer's callbacks, evaluation, logging and saving at the logical boundaries."""
@@ -350,8 +344,7 @@ class PrivateTrainer(Trainer):
     @property
     def _each(self) -> int:
         """Steps in what Trainer calls an epoch."""
-        recipe = self.plan.recipe
-        return max(1, round(recipe.records / recipe.expected_batch))
+        return epoch.steps_each(self.plan.recipe)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """They are in the run's own checkpoint."""

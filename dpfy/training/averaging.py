@@ -46,6 +46,11 @@ def swapped(weights: Mapping[str, Tensor], average: Mapping[str, Tensor], done: 
         done()
 
 
+def adopt(average: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Give `model` the averaged weights for good; nothing changes if there is no averaging."""
+    _copy(average, dict(model.named_parameters()))
+
+
 @torch.no_grad()
 def _copy(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     for name, value in values.items():

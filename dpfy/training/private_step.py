@@ -75,7 +75,7 @@ class PrivateStep:
             p.grad = None
         now.optimizer.step()
         now.optimizer.zero_grad(set_to_none=True)
-        now.schedules.advance()
+        now.schedules.advance(now.step)
         if self.rule.project is not None:
             with torch.no_grad():
                 self.rule.project(self.model)

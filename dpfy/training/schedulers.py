@@ -10,6 +10,7 @@ import gc
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.training import computation
 
@@ -29,24 +31,38 @@ OWN = ("optimizer", "last_epoch", "base_lrs", "verbose")
 """Fields of a scheduler that are no setting of it."""
 
 
+@dataclass(frozen=True)
+class Every:
+    """A scheduler that is stepped after every `steps` steps of the run: once an epoch, say."""
+
+    scheduler: LRScheduler
+    steps: int
+
+    def __post_init__(self) -> None:
+        check.integer("every", self.steps)
+
+
 class Schedules:
     """The schedulers of a run's optimizer; none is the identity: rates stay as the caller leaves them.
 
-    Each is stepped once after every step of the run; ReduceLROnPlateau where the caller gives it a public metric.
+    Each is stepped after every step of the run, or as `Every` says; ReduceLROnPlateau where the caller gives it a public metric.
 
     Guarantees: with the same plan, secret and metrics a resumed run has the rates of an uninterrupted one. While a run lasts nobody but
     the run steps a scheduler or changes a setting of the optimizer that it drives.
     """
 
     def __init__(self, given: object, optimizer: torch.optim.Optimizer, steps: int, *, ruled: bool = False) -> None:
-        self.all: list[LRScheduler] = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]  # type: ignore[list-item]
+        parts: list[Any] = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+        self.all: list[LRScheduler] = [part.scheduler if isinstance(part, Every) else part for part in parts]
+        self._every = [part.steps if isinstance(part, Every) else 1 for part in parts]
         self._optimizer, self._steps = optimizer, steps
         self.metric: str | None = None
-        for scheduler in self.all:
-            _check(scheduler, optimizer, steps)
+        for scheduler, every in zip(self.all, self._every, strict=True):
+            _check(scheduler, optimizer, steps // every)
         if self.all and ruled:
             raise InvalidInput("scheduler", "beside Update(schedule=...)", "two rules of one learning rate: give one of them")
-        self._words = ", then ".join(map(described, self.all))
+        often = ["" if every == 1 else f" after every {every} steps" for every in self._every]
+        self._words = ", and ".join(described(one) + words for one, words in zip(self.all, often, strict=True))
         self._left = self._marks()
 
     def __bool__(self) -> bool:
@@ -68,10 +84,10 @@ class Schedules:
             rule = "the run steps it at each logical boundary: take scheduler.step() and changes of the optimizer's groups out of the loop"
             raise InvalidInput("scheduler", "stepped, or its optimizer's settings changed, outside of the run", rule)
 
-    def advance(self) -> None:
-        """Step them, after a step of the run."""
-        for scheduler in self.all:
-            if not isinstance(scheduler, ReduceLROnPlateau):
+    def advance(self, step: int) -> None:
+        """Step them, after `step` of the run."""
+        for scheduler, every in zip(self.all, self._every, strict=True):
+            if not isinstance(scheduler, ReduceLROnPlateau) and (step + 1) % every == 0:
                 scheduler.step()
         self._left = self._marks()
 
@@ -90,7 +106,7 @@ class Schedules:
 
     def fingerprint(self) -> str:
         """Kind, settings and functions of each, as it was given, as text."""
-        return "\n".join(_identity(scheduler, self._steps) for scheduler in self.all)
+        return "\n".join(f"{every} {_identity(one, self._steps)}" for one, every in zip(self.all, self._every, strict=True))
 
     def facts(self) -> dict[str, Any]:
         """Their state, in JSON."""

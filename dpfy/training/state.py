@@ -94,9 +94,7 @@ class TrainState:
         if self.schedules:
             self.schedules.restore(facts["schedulers"])
         random = snapshot.part("random")
-        torch.set_rng_state(random["cpu"])
-        if "device" in random:
-            torch.cuda.set_rng_state(random["device"], device)
+        set_generators(random, device)
         return replace(
             self,
             step=snapshot.step,
@@ -121,6 +119,13 @@ def generators(device: torch.device) -> Named:
     if device.type == "cuda":
         found["device"] = torch.cuda.get_rng_state(device)
     return found
+
+
+def set_generators(random: Named, device: torch.device) -> None:
+    """Put torch's own generators where `generators` found them."""
+    torch.set_rng_state(random["cpu"])
+    if "device" in random:
+        torch.cuda.set_rng_state(random["device"], device)
 
 
 def guarantee(training: PrivateTraining) -> Guarantee:

@@ -1,0 +1,331 @@
+"""Lightning with a private loop inside: the strategy makes the steps of a plan, and `training_step` returns one loss for each example.
+
+    trainer = lightning.Trainer(strategy=PrivateStrategy(plan, "runs/x", val_is="public"), max_steps=plan.recipe.steps)
+    trainer.fit(module, train_loader, val_loader)
+
+What Lightning calls a batch is a logical batch of the plan: it hands around a `Turn`, and the strategy draws the records when the turn is
+taken. So nothing is fetched ahead, callbacks see no record, and `global_step` counts the steps that are billed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpfy.core import check, packages
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.integrations import epoch
+from dpfy.plan.recipe import Plan
+from dpfy.training import averaging, state
+from dpfy.training.admission import NARROW
+from dpfy.training.loop import PrivateTraining
+from dpfy.training.run import Run
+from dpfy.training.runtime import Runtime
+from dpfy.training.schedulers import Every
+from dpfy.training.update import Update
+
+try:
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+except ImportError:
+    raise packages.missing("Lightning", "lightning") from None
+
+KEPT = "dpfy"
+PUBLIC = "public"
+PER_EXAMPLE = 'return one loss for each example from training_step: compute it with reduction="none"'
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Stands for one logical batch; the records are drawn by the strategy."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """As many turns as the plan has steps in an epoch."""
+
+    steps: int
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Turn]:
+        return (Turn() for _ in range(self.steps))
+
+
+class PrivateStrategy(SingleDeviceStrategy):
+    """A strategy for one device that trains by `plan`; `run` is where the run folder lies.
+
+    `training_step` stays as it is, except that it returns one loss for each example (or a dict with them as "loss"). What it logs is
+    withheld: it comes from private records. `val_is="public"` declares the validation data public; without it none is validated on.
+    ``trainer.fit(..., ckpt_path=...)`` goes on with an unfinished run, to the same bits. Optimizer and schedulers of
+    `configure_optimizers` are the run's: schedulers with interval "epoch" are stepped once in an epoch of the plan.
+
+    Guarantees: those of :class:`PrivateTraining`. The training data is drawn by the plan alone, whatever sampler its loader has.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: str | Path | Run,
+        *,
+        device: str | torch.device | None = None,
+        runtime: Runtime | None = None,
+        update: Update | None = None,
+        val_is: str | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(device or ("cuda:0" if torch.cuda.is_available() else "cpu"), **settings)
+        if val_is is not None:
+            check.one_of("val_is", val_is, [PUBLIC])
+        self.plan, self.update, self.val_is = plan, update, val_is
+        self.run = run if isinstance(run, Run) else Run(run)
+        self.runtime = replace(runtime or Runtime(), device=str(self.root_device))
+        self.training: PrivateTraining | None = None
+        self._loader: Any = None
+        self._held: dict[str, Any] | None = None
+
+    # --- what Lightning calls before it trains ---------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any) -> None:
+        """Refuse what contradicts the plan, before anything is reserved."""
+        if self._fitting(trainer):
+            _check_trainer(trainer, self.plan, self._each)
+            if trainer.enable_validation and self.val_is != PUBLIC:
+                rule = 'say PrivateStrategy(..., val_is="public") if the validation data is public; else give none'
+                raise InvalidInput("val_is", self.val_is, rule)
+        super().setup(trainer)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The training loader is kept for its data, and turns are handed out in its place; others pass."""
+        trainer = self._trainer
+        if self._fitting(trainer) and trainer.fit_loop._combined_loader is None and not trainer.sanity_checking:
+            self._loader = dataloader
+            return Turns(self._each)
+        data = getattr(dataloader, "dataset", dataloader)
+        if self._fitting(trainer) and self._loader is not None and data is getattr(self._loader, "dataset", self._loader):
+            raise InvalidInput("val_dataloaders", "the training data", "must be other data: what is measured on it is published")
+        return dataloader
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Lightning's checkpoint; it must be one of a private run if training goes on from it."""
+        loaded = super().load_checkpoint(checkpoint_path, weights_only)
+        if self._fitting(self._trainer):
+            self._held = loaded.get(KEPT)
+            if self._held is None:
+                raise InvalidInput(
+                    "ckpt_path", Path(checkpoint_path).name, "is no checkpoint of a private run: load its weights before fit"
+                )
+            loaded["lr_schedulers"] = []  # the run restores them, from its own checkpoint
+        return loaded
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Optimizer and schedulers are restored by the run, from its own checkpoint."""
+        return False
+
+    def on_train_start(self) -> None:
+        """Open the run, and make the steps that Lightning's checkpoint has and the run's own has not: they were made before."""
+        assert self.lightning_module is not None
+        run = replace(self.run, checkpoint_every=math.inf, resume=self.run.resume or self._held is not None)
+        if self._held is not None and not Path(run.path).is_dir():
+            raise InvalidInput("ckpt_path", "a checkpoint of a private run", f"there is no run to resume in {run.path}")
+        if len(self.optimizers) != 1:
+            raise Unsupported(f"{len(self.optimizers)} optimizers", "give one: a plan has one kind of step")
+        self.training = training = PrivateTraining(
+            self.lightning_module,
+            self.optimizers[0],
+            self._loader,
+            self.plan,
+            run,
+            runtime=self.runtime,
+            update=self.update,
+            scheduler=[self._scheduled(config) for config in self.lr_scheduler_configs],
+        )
+        training.__enter__()
+        self._random = state.generators(training.device)
+        self._step = training.captured(self._losses_of())
+        self._batches = iter(training.batches())
+        target = training.steps_done if self._held is None else int(self._held["steps"])
+        if training.steps_done > target:
+            rule = f"is of step {target}, the run stands at {training.steps_done}: resume from its latest checkpoint"
+            raise InvalidInput("ckpt_path", "an earlier checkpoint", rule)
+        self._due = target
+        self._make(target)
+
+    # --- a step -------------------------------------------------------------------------------------------------------------------------
+
+    def training_step(self, turn: Any, *rest: Any) -> Tensor:
+        """Make one step of the plan; what goes back to Lightning is a constant."""
+        if not isinstance(turn, Turn) or self.training is None:
+            raise Unsupported(
+                "a training batch that the plan did not draw", "leave reload_dataloaders_every_n_epochs and the loaders alone"
+            )
+        self._due = min(self._due + 1, self.plan.recipe.steps)
+        self._make(self._due)
+        if self.training.steps_done == self.plan.recipe.steps:
+            self._trainer.should_stop = True
+        return torch.zeros((), device=self.root_device)
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Nothing: the step was made."""
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Take the turn; the run lets the optimizer move at the logical boundary."""
+        return closure()
+
+    def _make(self, due: int) -> None:
+        """Make steps until `due` are made. What Lightning does in between, validation say, leaves the run's random numbers alone."""
+        training = self.training
+        assert training is not None
+        state.set_generators(self._random, training.device)
+        while training.steps_done < due and (batch := next(self._batches, None)) is not None:
+            self._step(batch)
+        self._random = state.generators(training.device)
+
+    def _losses_of(self) -> Callable[[Any], Tensor]:
+        """The module's `training_step` as a function of a physical batch. What it logs is withheld."""
+        module: Any = self.lightning_module
+        user_step, context, transferred = module.training_step, self.precision_plugin.train_step_context, super().batch_to_device
+        indexed, training = len(inspect.signature(user_step).parameters) > 1, self.training
+        assert training is not None
+
+        def losses(batch: Any) -> Tensor:
+            batch = transferred(module._on_before_batch_transfer(batch))
+            hushed = dict.fromkeys(("log", "log_dict"), _hushed)
+            vars(module).update(hushed)
+            try:
+                with context():
+                    found = user_step(batch, training.steps_done % self._each) if indexed else user_step(batch)
+            finally:
+                for name in hushed:
+                    vars(module).pop(name)
+            found = found["loss"] if isinstance(found, dict) else found
+            if not isinstance(found, Tensor) or found.dim() != 1:
+                raise InvalidInput(
+                    "training_step", "a scalar" if isinstance(found, Tensor) else type(found).__name__, PER_EXAMPLE
+                )
+            return found
+
+        return losses
+
+    # --- validation, checkpoints, the end ---------------------------------------------------------------------------------------------
+
+    def on_validation_end(self) -> None:
+        """Record what was measured on public data, and give a plateau its metric."""
+        training = self.training
+        if training is None or self._trainer.sanity_checking or not training.boundary:
+            return
+        state.set_generators(self._random, training.device)
+        found = {name: float(value) for name, value in self._trainer.callback_metrics.items() if math.isfinite(float(value))}
+        if found:
+            training.record(**{_word(name): value for name, value in found.items()})
+        for config in self.lr_scheduler_configs:
+            if config.reduce_on_plateau and config.monitor in found:
+                training.schedule(**{_word(str(config.monitor)): found[config.monitor]})
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Lightning's checkpoint, and then the run's own: where the second is missing, a resumed run makes its steps again."""
+        live = self.training is not None and not self.training.folder.finished
+        if self.training is not None:
+            checkpoint[KEPT] = {"steps": self.training.steps_done}
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if live and self.training is not None:
+            state.set_generators(self._random, self.training.device)
+            self.training.save()
+
+    def on_train_end(self) -> None:
+        """End the run: complete, or stopped by a callback. One that Lightning left otherwise stays unfinished."""
+        training = self.training
+        if training is None or training.folder.finished:
+            return
+        if training.steps_done == self.plan.recipe.steps or self._trainer.should_stop:
+            training.finish()
+            averaging.adopt(training.average, training.model)
+        training.__exit__(None, None, None)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Leave the run as an error leaves the block of a private training."""
+        if self.training is not None and self.training.watch is not None and not self.training.folder.finished:
+            self.training.__exit__(type(exception), exception, exception.__traceback__)
+
+    # --- small things -----------------------------------------------------------------------------------------------------------------
+
+    def _scheduled(self, config: Any) -> Any:
+        """A scheduler as the run steps it. Lightning steps it no more."""
+        every = config.frequency * (self._each if config.interval == "epoch" else 1)
+        config.interval = "private"
+        return config.scheduler if config.reduce_on_plateau else Every(config.scheduler, every)
+
+    @property
+    def _trainer(self) -> Any:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    @property
+    def _each(self) -> int:
+        """Steps in an epoch of the plan."""
+        return epoch.steps_each(self.plan.recipe)
+
+    @staticmethod
+    def _fitting(trainer: Any) -> bool:
+        return str(getattr(trainer.state.fn, "value", "")) == "fit"
+
+
+def _check_trainer(trainer: Any, plan: Plan, each: int) -> None:
+    """Refuse settings of a Trainer that contradict the plan, in one line."""
+    steps, precision = plan.recipe.steps, str(trainer.precision)
+    wrong = {
+        "accumulate_grad_batches": (
+            trainer.accumulate_grad_batches,
+            (1,),
+            "the plan's batch decides: Runtime(max_physical_batch=...) is how many at once",
+        ),
+        "gradient_clip_val": (
+            trainer.gradient_clip_val,
+            (None, 0, 0.0),
+            "the plan's clip norm bounds each example: leave it out",
+        ),
+        "overfit_batches": (trainer.overfit_batches, (0, 0.0), "the plan draws the batches: leave it out"),
+        "limit_train_batches": (trainer.limit_train_batches, (1.0,), "the plan has its steps: leave it out"),
+        "max_steps": (trainer.max_steps, (-1, steps), f"the plan has {steps} steps: give max_steps={steps}"),
+        "reload_dataloaders_every_n_epochs": (
+            trainer.reload_dataloaders_every_n_epochs,
+            (0,),
+            "a run has one set of records: leave it out",
+        ),
+    }
+    for name, (value, allowed, rule) in wrong.items():
+        if value not in allowed:
+            raise InvalidInput(name, value, rule)
+    if trainer.max_steps == -1 and 0 <= (trainer.fit_loop.max_epochs or 0) * each < steps and trainer.fit_loop.max_epochs != -1:
+        made = (trainer.fit_loop.max_epochs or 0) * each
+        raise InvalidInput(
+            "max_epochs", trainer.fit_loop.max_epochs, f"makes {made} of the plan's {steps} steps: give max_steps={steps}"
+        )
+    if precision.startswith("16"):
+        raise Unsupported(f"precision={precision!r}", f'{NARROW}; in Lightning precision="bf16-mixed"')
+    if not trainer.lightning_module.automatic_optimization:
+        raise Unsupported("manual optimization", "leave automatic_optimization True: the run makes the steps")
+
+
+def _hushed(*given: Any, **settings: Any) -> None:
+    """What stands for self.log while records of a batch are at hand."""
+    name = given[0] if given and isinstance(given[0], str) else "log_dict"
+    warnings.warn(
+        f"self.log({name!r}) in training_step is withheld: it comes from private records; log on public data", stacklevel=2
+    )
+
+
+def _word(name: str) -> str:
+    """The name of a metric as a word."""
+    return re.sub(r"\W", "_", name)
