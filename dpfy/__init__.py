@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpfy.data.users import by_user
     from dpfy.gradients.engines.per_user import per_user, per_view
     from dpfy.gradients.inspect import inspect
+    from dpfy.models.normalisation import Normalisation
     from dpfy.models.repair import repair
     from dpfy.plan.auto import auto
     from dpfy.plan.claim import ForeignBatches
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dpfy.training.fit import Result, fit
     from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
+    from dpfy.training.normalise import private_batchnorm
     from dpfy.training.predict import predict
     from dpfy.training.run import Run, RunFolder
     from dpfy.training.runtime import Runtime
@@ -54,6 +56,8 @@ _HOME = {
     "Adjacency": "dpfy.core.unit",
     "Unit": "dpfy.core.unit",
     "repair": "dpfy.models.repair",
+    "Normalisation": "dpfy.models.normalisation",
+    "private_batchnorm": "dpfy.training.normalise",
     "ForeignBatches": "dpfy.plan.claim",
     "Plan": "dpfy.plan.recipe",
     "Recipe": "dpfy.plan.recipe",
@@ -87,6 +91,7 @@ __all__ = [
     "ForeignBatches",
     "InvalidInput",
     "Ledger",
+    "Normalisation",
     "Plan",
     "PrivateTraining",
     "Recipe",
@@ -112,6 +117,7 @@ __all__ = [
     "per_user",
     "per_view",
     "predict",
+    "private_batchnorm",
     "query",
     "repair",
     "save_pretrained",

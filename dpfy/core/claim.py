@@ -159,6 +159,7 @@ HOMES = {
     "training": "dpfy.plan.claim",
     "evaluation": "dpfy.plan.claim",
     "moments": "dpfy.models.moments",
+    "normalisation": "dpfy.models.normalisation",
     "query": "dpfy.statistics.claim",
 }
 """Where the kinds that come with dpfy are defined."""
