@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpfy.core import check
 from dpfy.gradients.engine import trainable
+from dpfy.training.local import local
 
 
 @dataclass(frozen=True)
@@ -24,25 +25,25 @@ class Averaging:
 
     def init(self, model: nn.Module) -> dict[str, Tensor]:
         """The average before the first step: a copy of the trainable weights, or nothing if the decay is 0."""
-        return {name: p.detach().clone() for name, p in trainable(model).items()} if self.decay else {}
+        return {name: local(p).detach().clone() for name, p in trainable(model).items()} if self.decay else {}
 
     @torch.no_grad()
     def update(self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor], step: int) -> None:
         """Move `average` towards the weights after `step` (counted from 0), in place."""
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, value in average.items():
-            value.lerp_(weights[name].detach(), 1 - decay)
+            value.lerp_(local(weights[name]).detach(), 1 - decay)
 
 
 @contextmanager
 def swapped(weights: Mapping[str, Tensor], average: Mapping[str, Tensor], done: Callable[[], None]) -> Iterator[None]:
     """Inside the block the model whose weights these are holds the averaged ones; afterwards its own again, and `done` is told."""
-    own = {name: weights[name].detach().clone() for name in average}
-    _copy(average, weights)
+    own = {name: local(weights[name]).detach().clone() for name in average}
+    copy_weights(average, weights)
     try:
         yield
     finally:
-        _copy(own, weights)
+        copy_weights(own, weights)
         done()
 
 
@@ -52,6 +53,7 @@ def adopt(average: Mapping[str, Tensor], model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _copy(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+def copy_weights(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """Give `weights` these values: of what is spread over ranks, the part that is held here."""
     for name, value in values.items():
-        weights[name].copy_(value)
+        local(weights[name]).copy_(value)

@@ -7,7 +7,7 @@ header. The header carries a keyed fingerprint of all of it: a damaged file, or 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from dpfy.core.codec import canonical
 from dpfy.core.errors import Corrupt
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.training.local import spread_like
 
 FORMAT = "dpfy-checkpoint-2"
 
@@ -98,14 +99,14 @@ def split_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str,
     return tensors, {"state": plain, "param_groups": groups}
 
 
-def join_optimizer(tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `split_optimizer`."""
+def join_optimizer(tensors: dict[str, Tensor], facts: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
+    """The inverse of `split_optimizer`, for these parameters: what is held of one that is spread over ranks is spread like it."""
     state: dict[int, dict[str, Any]] = {}
     for key, entries in facts["state"].items():
         state.setdefault(int(key), {}).update(entries)
     for name, value in tensors.items():
         index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = value
+        state.setdefault(int(index), {})[key] = spread_like(value, parameters[int(index)])
     groups = [
         {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in group.items()} for group in facts["param_groups"]
     ]

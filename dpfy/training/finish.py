@@ -18,6 +18,7 @@ from dpfy.plan.claim import NOTHING, PUBLIC
 from dpfy.report import card, evaluations
 from dpfy.report.words import absent
 from dpfy.training import guard, weights
+from dpfy.training.local import full
 from dpfy.training.run import TRAINING, RunFolder
 from dpfy.training.watch import Checks
 
@@ -79,7 +80,7 @@ def _weights(training: PrivateTraining) -> dict[str, Tensor]:
     still = training.terms.still
     if changed := sorted(name for name in now.keys() | still.keys() if now.get(name) != still.get(name)):
         raise Unsupported(f"publishing {changed[0]}, which changed in training without noise,", guard.STILL)
-    return {name: t.detach().cpu().contiguous().clone() for name, t in weights.released(training.model).items()}
+    return {name: full(t).detach().cpu().contiguous().clone() for name, t in weights.released(training.model).items()}
 
 
 def _optimizer(training: PrivateTraining) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import is_
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.random import Randomness
 from dpfy.gradients.engine import trainable
 from dpfy.training.checksum import checksum
+from dpfy.training.local import local
 
 FIRST = 4
 """Steps at the beginning before each of which contents are looked at."""
@@ -51,13 +53,15 @@ class Guard:
         average: Mapping[str, Tensor],
         records: Iterable[Tensor],
         noise: Mapping[str, Tensor],
+        aliases: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
-        self._optimizer, self._records = optimizer, list(records)
+        """`aliases` are tensors that may stand in for a parameter in its module while it computes."""
+        self._optimizer, self._records, self._aliases = optimizer, list(records), aliases
         self.trainable = trainable(model)
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._names = {id(t): name for name, t in named.items()}
-        self._moving = [*self.trainable.values(), *average.values()]
-        self._still = [t for name, t in named.items() if name not in self.trainable]
+        self._names = {id(local(t)): name for name, t in named.items()}
+        self._moving = [local(t) for t in (*self.trainable.values(), *average.values())]
+        self._still = [local(t) for name, t in named.items() if name not in self.trainable]
         self.frozen = [p for p in model.parameters() if not p.requires_grad]
         self._dicts = [d for m in model.modules() for d in (m._parameters, m._buffers, m._modules)]
         self._sizes = [len(d) for d in self._dicts]
@@ -101,9 +105,10 @@ class Guard:
 
     def check_shape(self) -> None:
         """Refuse a model with other modules, parameters or buffers than before, or others that want a gradient."""
-        if [len(d) for d in self._dicts] != self._sizes or not all(
-            map(is_, chain.from_iterable([d.values() for d in self._dicts]), self._held)
-        ):
+        now = list(chain.from_iterable([d.values() for d in self._dicts]))
+        if self._aliases:
+            now = [self._aliases.get(id(t), t) for t in now]
+        if [len(d) for d in self._dicts] != self._sizes or not all(map(is_, now, self._held)):
             raise Unsupported("a module, parameter or buffer added, replaced or removed while a run lasts", SHAPE)
         if self._requires() != self._wanted:
             raise Unsupported("a parameter frozen or unfrozen while a run lasts", SHAPE)
@@ -129,7 +134,7 @@ class Guard:
         return [id(p) for group in self._optimizer.param_groups for p in group["params"]]
 
     def _states(self) -> list[Tensor]:
-        return [v for s in self._optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+        return [local(v) for s in self._optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
 
 
 def _marks(tensors: Iterable[Tensor]) -> list[int]:
@@ -145,8 +150,8 @@ def looks(step: int, steps: int, randomness: Randomness) -> bool:
 
 def seal(model: nn.Module, randomness: Randomness) -> dict[str, str]:
     """A keyed fingerprint of every tensor that training must leave alone, by its name in the state_dict or among the buffers."""
-    moving = {t.untyped_storage().data_ptr() for t in model.parameters() if t.requires_grad and t.numel()}
-    named = {**dict(model.named_buffers()), **model.state_dict()}
+    moving = {local(t).untyped_storage().data_ptr() for t in model.parameters() if t.requires_grad and t.numel()}
+    named = {name: local(t) for name, t in {**dict(model.named_buffers()), **model.state_dict()}.items()}
     return {
         name: "moves" if t.numel() and t.untyped_storage().data_ptr() in moving else randomness.tag(f"still {name}", _raw(t))
         for name, t in sorted(named.items())

@@ -21,7 +21,7 @@ from dpfy.data.given import admitted, as_source, rows_of
 from dpfy.data.records import Records
 from dpfy.gradients.checker import check_model
 from dpfy.gradients.cuda_graphs.captured import LossesOf
-from dpfy.gradients.engine import Grads, trainable, zeros
+from dpfy.gradients.engine import Grads, trainable
 from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
@@ -33,13 +33,13 @@ from dpfy.training.follower import Follower, opened
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt, leave
 from dpfy.training.journal import Journal
+from dpfy.training.layout import layout_of, unwrapped
 from dpfy.training.logical import LogicalBatch
 from dpfy.training.physical import rows_at_once
 from dpfy.training.private_step import PrivateStep, stream_of
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
-from dpfy.training.spread import spread_of, unwrapped
 from dpfy.training.standing import Standing
 from dpfy.training.state import TrainState
 from dpfy.training.update import Rates, Update, clear_gradients, rates_of
@@ -128,7 +128,7 @@ class PrivateTraining(Standing):
         recipe, model, randomness = self.plan.recipe, self.model, self.folder.randomness
         self.device = torch.device(self.runtime.device or next(model.parameters()).device)
         model.to(self.device)
-        self.spread = spread_of(model, self.world)
+        self.spread = layout_of(model, self.world)
         self.records = as_source(self._train).to(self.device)
         check_records(recipe, self.records.records_each, len(self.records))
         private: Grads = dict(trainable(model))
@@ -140,7 +140,7 @@ class PrivateTraining(Standing):
         snapshot = resume.found(self.folder, self.world)
         held = None if snapshot is None else snapshot.facts["physical"]
         rows = partial(rows_at_once, model, self.records, self.runtime, recipe.expected_batch, self.device, held)
-        self.physical_batch = self.world.leads("the size of physical batches", rows)
+        self.physical_batch = self.world.exchange("the size of physical batches", rows())[0]
         wanted = self.engine.row_multiple(min(recipe.expected_batch, self.physical_batch), self.device)
         self.row_multiple = self.physical_batch if self.runtime.padded else wanted
         weights, random = state.weights_of(model), state.generators(self.device)
@@ -148,13 +148,13 @@ class PrivateTraining(Standing):
         self.terms, self._state = resume.opened(self, first, snapshot)
         self._entry = self.steps_done
         self._journal = journal = Journal(self.folder.secrets if self.world.first else None, randomness, self.steps_done)
-        self.engine.attach(model)
+        self.spread.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
         self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, recipe.expected_batch, kept)
         self.watch.keeps = self.world.first
         cut = (self.physical_batch, self.row_multiple, self.world)
         self.drawing = Drawing(recipe, randomness, self.records, self.watch, *cut)
-        self._guard = Guard(model, self.optimizer, average, self.records.tensors, self._state.noise)
+        self._guard = Guard(model, self.optimizer, average, self.records.tensors, self._state.noise, self.spread.aliases)
         self.private_step = PrivateStep(
             self.plan, self.folder, model, stream, self.rates, self.rule, self._guard, journal, self._halt, self.spread
         )
@@ -204,10 +204,11 @@ class PrivateTraining(Standing):
             self._pieces = LogicalBatch(len(pieces))
             if not pieces:
                 watch.empty(self.steps_done)
-                self._update(Bounded(zeros(self._guard.trainable, self.clip), self.clip.bound, self.plan.recipe.unit))
+                self._update(Bounded(self.spread.zeros(self._guard.trainable, self.clip), self.clip.bound, self.plan.recipe.unit))
             for piece in pieces:
                 batch = next(batches)
                 self._pieces.expect(piece.mask(self.device, padded), len(piece.indices))
+                self.spread.together(piece.step, watch, piece.place == 0)
                 watch.begin(piece.step, leaves(batch), first=piece.place == 0)
                 yield batch
                 self._require_live()

@@ -13,12 +13,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from dpfy.core.random import Randomness
 from dpfy.core.values import Private
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import Grads
+from dpfy.gradients.engine import Engine, Grads, zeros
 from dpfy.noise.gaussian import dtype_of
 from dpfy.noise.shard import Shard
 from dpfy.noise.stream import NoiseStream
@@ -26,6 +25,7 @@ from dpfy.training import rank_files
 from dpfy.training.checkpoint import Snapshot
 from dpfy.training.checksum import checksum
 from dpfy.training.update import rounded
+from dpfy.training.watch import Watch
 from dpfy.training.world import World
 
 
@@ -35,6 +35,23 @@ class Whole:
 
     own: ClassVar[tuple[str, ...]] = ()
     world: World = field(default_factory=World)
+    model: nn.Module = field(default_factory=nn.Module, repr=False)
+
+    @property
+    def aliases(self) -> Mapping[int, Tensor]:
+        """What may stand in for a parameter in its module, by identity: nothing."""
+        return {}
+
+    def attach(self, engine: Engine) -> None:
+        """Attach the engine to the model."""
+        engine.attach(self.model)
+
+    def zeros(self, parameters: dict[str, nn.Parameter], clip: Clip) -> Grads:
+        """The sum over no records."""
+        return zeros(parameters, clip)
+
+    def together(self, step: int, watch: Watch, first: bool) -> None:
+        """Make the model ready for a batch of `step`, the `first` of it or not."""
 
     def stream(self, whole: NoiseStream, parameters: Grads, clip: Clip) -> NoiseStream:
         """The noise stream of what this rank releases."""
@@ -58,6 +75,7 @@ class Whole:
 
     def agree(self, step: int, facts: dict[str, object], parameters: Mapping[str, nn.Parameter], look: bool) -> None:
         """Refuse to go on unless all ranks stand before `step`, with the same facts and, where `look`, the same weights."""
+        self.world.agree(f"step {step}", facts)
 
     def save(self, state: Path, snapshot: Snapshot, randomness: Randomness) -> None:
         """Write a checkpoint, on all ranks together."""
@@ -113,7 +131,7 @@ class Replicated(Whole):
     def agree(self, step: int, facts: dict[str, object], parameters: Mapping[str, nn.Parameter], look: bool) -> None:
         """In words, before the sums are added up."""
         weights = {"weights": int(checksum(parameters.values()))} if look else {}
-        self.world.agree(f"step {step}", {**facts, **weights})
+        super().agree(step, {**facts, **weights}, parameters, look)
 
     def into(self, sums: Grads, parameters: Mapping[str, nn.Parameter]) -> Grads | None:
         """None: what is gathered is rounded afterwards."""
@@ -125,24 +143,3 @@ class Replicated(Whole):
         parts = flat.split([shape.numel() for shape in self.shapes.values()])
         named = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         return Private({name: t.to(parameters[name].dtype) if name in parameters else t for name, t in named.items()})
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that torch's DistributedDataParallel wraps, which is told to leave gradients alone; any other model itself.
-
-    Guarantees: no gradient before its noise goes through the wrapper, and its forward pass does not wait for other ranks.
-    """
-    if not isinstance(model, DistributedDataParallel):
-        return model
-    model.require_backward_grad_sync = model.require_forward_param_sync = False
-    return model.module  # type: ignore[no-any-return]
-
-
-def spread_of(model: nn.Module, world: World) -> Whole:
-    """The layout of `model`; all ranks get the weights of rank 0."""
-    if world.count == 1:
-        return Whole(world)
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    world.agree("the model", {"model": [f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in named.items()]})
-    world.broadcast(list(named.values()))
-    return Replicated(world)

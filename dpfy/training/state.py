@@ -17,6 +17,7 @@ from dpfy.gradients.clip import Clip
 from dpfy.noise.strategy import State
 from dpfy.plan.recipe import CODEC
 from dpfy.training.checkpoint import Snapshot, join_optimizer, split_optimizer
+from dpfy.training.local import local
 from dpfy.training.schedulers import Schedules
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ class TrainState:
             **({"kept": self.kept} if self.kept else {}),
         }
         return Snapshot(
-            self.step, {**terms, **facts}, {f"{prefix}.{name}": t for prefix, part in parts.items() for name, t in part.items()}
+            self.step,
+            {**terms, **facts},
+            {f"{prefix}.{name}": local(t) for prefix, part in parts.items() for name, t in part.items()},
         )
 
     def restored(self, snapshot: Snapshot, device: torch.device) -> TrainState:
@@ -85,10 +88,11 @@ class TrainState:
         try:
             with torch.no_grad():
                 for name, value in self.weights.items():
-                    value.copy_(held[name])
+                    local(value).copy_(held[name])
                 for name, value in snapshot.part("average").items():
                     self.average[name].copy_(value)
-            self.optimizer.load_state_dict(join_optimizer(snapshot.part("optimizer"), facts["optimizer"]))
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            self.optimizer.load_state_dict(join_optimizer(snapshot.part("optimizer"), facts["optimizer"], parameters))
         except (KeyError, RuntimeError, ValueError) as problem:
             raise Corrupt("checkpoint/state.safetensors", f"does not fit this model ({problem})") from None
         if self.schedules:

@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import ProcessContext, start_processes
+from torch.nn.parallel import DistributedDataParallel
 
 import dpfy
 from dpfy.gradients.clip import QuantileClip
@@ -61,8 +64,9 @@ def train(kind: str, run: dpfy.Run, stop: int = STEPS, wrap: Callable[[nn.Module
                     break
         past = sum(t.numel() for t in training.state.noise.values())
         found = {name: full(p) for name, p in training.model.named_parameters()}
-        found |= {f"average {name}": full(p) for name, p in training.average.items()}
         found["clip"], found["past"] = training.clip.bound.l2, past
+    if (model_file := Path(run.path) / "model.safetensors").is_file():  # the average
+        found |= {f"released {name}": t for name, t in load_file(model_file).items()}
     return found
 
 
@@ -90,11 +94,21 @@ def _joined(rank: int, ranks: int, port: int, job: Callable[..., None], argument
     dist.destroy_process_group()
 
 
-def cases(rank: int, folder: str, names: list[str]) -> None:
-    """Train by each plan, and leave what every rank holds at the end."""
-    for name in names:
-        found = train(name, dpfy.Run(f"{folder}/{name}", seed=3, checkpoint_every=0.0))
-        torch.save(found, f"{folder}/{name}-{rank}.pt")
+def sharded(model: nn.Module) -> nn.Module:
+    """FSDP2: the first layer by itself, the rest with the root."""
+    model.load_state_dict(net().state_dict())  # each rank keeps its part of the same weights
+    fully_shard(model[0])  # type: ignore[index]
+    return fully_shard(model)
+
+
+WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {"plain": lambda m: m, "ddp": DistributedDataParallel, "fsdp": sharded}
+
+
+def cases(rank: int, folder: str, names: list[tuple[str, str]]) -> None:
+    """Train by each plan and layout, and leave what every rank holds at the end."""
+    for kind, wrap in names:
+        found = train(kind, dpfy.Run(f"{folder}/{kind}-{wrap}", seed=3, checkpoint_every=0.0), wrap=WRAPS[wrap])
+        torch.save(found, f"{folder}/{kind}-{wrap}-{rank}.pt")
 
 
 def results(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:

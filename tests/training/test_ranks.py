@@ -9,6 +9,7 @@ from tests.training import ranked
 import dpfy
 
 KINDS = ["dpsgd", "few", "banded", "blt", "adaptive", "exact"]
+CASES = [*((kind, "plain") for kind in KINDS), ("dpsgd", "ddp"), *((kind, "fsdp") for kind in KINDS)]
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +23,14 @@ def alone(tmp_path_factory):
 def together(request, tmp_path_factory):
     """The number of ranks, and the folder of their runs."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    ranked.start(ranked.cases, request.param, str(folder), KINDS).join(120)
+    ranked.start(ranked.cases, request.param, str(folder), CASES).join(120)
     return request.param, folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_ranks_make_the_run_of_one_process(alone, together, kind):
+@pytest.mark.parametrize(("kind", "wrap"), CASES)
+def test_ranks_make_the_run_of_one_process(alone, together, kind, wrap):
     ranks, folder = together
-    found = ranked.results(folder, kind, ranks)
+    found = ranked.results(folder, f"{kind}-{wrap}", ranks)
     for mine in found:
         for name, value in alone[kind].items():
             if name == "past":

@@ -61,6 +61,17 @@ class Scaled:
         sums = _add_up(self.rests, self.scale, self.params, buffers, last)
         return sums | {name: _put(count, buffers.places.get(name)) for name, count in self.clip.beside(self.scale).items()}
 
+    def few(self) -> dict[str, Tensor]:
+        """The sums of what is held directly, in joined tensors."""
+        return _add_up([(joined, {}) for joined, _ in self.rests], self.scale, self.params, Buffers({}), True)
+
+    def one(self, name: str) -> Tensor | None:
+        """The sum of one parameter that is not among those, which is let go of; None if it has no contribution."""
+        for (_, large), weights in zip(self.rests, self.scale.split(1), strict=True):
+            if name in large:
+                return _add_up([([], {name: large.pop(name)})], weights, self.params, Buffers({}), True)[name]
+        return None
+
     def cleaned(self) -> Scaled:
         """The same with exact zeros in the place of whatever examples without a finite norm held."""
         keep = self.squared_norms.isfinite().all(0)

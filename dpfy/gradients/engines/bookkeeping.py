@@ -118,10 +118,12 @@ class BookkeepingEngine(Engine):
         sums, recorder = attached(self._sums), attached(self._recorder)
         mask = checked(losses, mask)
         with torch.no_grad(), no_autocast(losses.device.type):
-            may = losses.is_cuda and len(losses) and recorder.on and sums.steady
+            may = losses.is_cuda and len(losses) and recorder.on and sums.steady and self.each is None
             if may and (total := recorder.bounded_sum(losses, clip, mask)) is not None:
                 return total
             scaled = self._scaled(losses, clip, mask) if len(losses) and sums.params else None
+            if self.each is not None:
+                return sums.one_by_one(scaled, clip, self.each)
             if scaled is None:
                 return Bounded(zeros(sums.params, clip), clip.bound)
             return sums.total(scaled, Buffers({}, sparse=True) if self.sparse else None)

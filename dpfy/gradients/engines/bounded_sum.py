@@ -156,6 +156,21 @@ class BoundedSum:
             total = {name: sums.pop(name) for name in self.params} | sums
         return Bounded(total, scaled.clip.bound)
 
+    def one_by_one(self, scaled: Scaled | None, clip: Clip, each: Callable[[str, Tensor], Tensor]) -> Bounded[Grads]:
+        """The bounded sum, one parameter after the other: `each` takes its sum, and what it gives back is kept.
+
+        Guarantees: `each` is called for the same names in the same order whatever the batch, also where there is nothing to add up.
+        """
+        scaled = scaled if scaled is None or scaled.sound else scaled.cleaned()
+        few = {} if scaled is None else scaled.few()
+        total: Grads = {}
+        for name, p in self.params.items():
+            found = few.pop(name, None) if name in few or scaled is None else scaled.one(name)
+            total[name] = each(name, zeros({name: p}, clip)[name] if found is None else found)
+        beside = zeros(self.params, clip) if scaled is None else clip.beside(scaled.scale)
+        total |= {name: each(name, beside[name]) for name in clip.coordinates}
+        return Bounded(total, clip.bound)
+
     def total(self, scaled: Scaled, buffers: Buffers | None = None) -> Bounded[Grads]:
         """The bounded sum, of examples without a finite norm nothing."""
         if not scaled.sound.is_cuda:  # known already

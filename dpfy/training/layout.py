@@ -1,0 +1,37 @@
+"""Which layout a model has: as it was given, by torch's wrappers, and by the ranks that train it."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dpfy.training.fully_sharded import FullySharded, check_sharded
+from dpfy.training.local import local
+from dpfy.training.spread import Replicated, Whole
+from dpfy.training.world import World
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that torch's DistributedDataParallel wraps, which is told to leave gradients alone; any other model itself.
+
+    Guarantees: no gradient before its noise goes through the wrapper, and its forward pass does not wait for other ranks.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return model
+    model.require_backward_grad_sync = model.require_forward_param_sync = False
+    return model.module  # type: ignore[no-any-return]
+
+
+def layout_of(model: nn.Module, world: World) -> Whole:
+    """The layout of `model`. All ranks get the weights of rank 0, unless each holds a part of them."""
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    sharded = any(local(p) is not p for p in parameters.values())
+    if world.count > 1:
+        named = {**parameters, **buffers}
+        facts = [f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in named.items()]
+        world.agree("the model", {"model": facts, "layout": sharded})
+        world.broadcast([*([] if sharded else parameters.values()), *buffers.values()])
+    if sharded:
+        check_sharded(model, world.count)
+        return FullySharded(world, model=model)
+    return Replicated(world, model=model) if world.count > 1 else Whole(world, model=model)
