@@ -39,11 +39,11 @@ class Averaging:
 def swapped(weights: Mapping[str, Tensor], average: Mapping[str, Tensor], done: Callable[[], None]) -> Iterator[None]:
     """Inside the block the model whose weights these are holds the averaged ones; afterwards its own again, and `done` is told."""
     own = {name: local(weights[name]).detach().clone() for name in average}
-    copy_weights(average, weights)
+    _copy(average, weights)
     try:
         yield
     finally:
-        copy_weights(own, weights)
+        _copy(own, weights)
         done()
 
 
@@ -53,7 +53,6 @@ def adopt(average: Mapping[str, Tensor], model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def copy_weights(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Give `weights` these values: of what is spread over ranks, the part that is held here."""
+def _copy(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     for name, value in values.items():
         local(weights[name]).copy_(value)

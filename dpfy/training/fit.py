@@ -23,7 +23,7 @@ from dpfy.report.words import is_absent
 from dpfy.runs.folder import fresh_path
 from dpfy.training import evaluation, metrics
 from dpfy.training.admission import check_parts
-from dpfy.training.averaging import copy_weights
+from dpfy.training.averaging import adopt
 from dpfy.training.evaluation import BILLED, PUBLIC
 from dpfy.training.load import Released
 from dpfy.training.loop import PrivateTraining
@@ -116,7 +116,7 @@ def fit(
         utility = found.utility or evaluation.measure(training, aim, held_out)
         guarantee = training.guarantee()
         folder = training.finish(found.utility, found.confusion, found.test)
-        copy_weights(training.average, dict(training.model.named_parameters()))
+        adopt(training.average, training.model)
     epsilon = guarantee.epsilon(plan.delta)
     seconds = time.monotonic() - started
     return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
