@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpfy.data.users import by_user
     from dpfy.gradients.engines.per_user import per_user, per_view
     from dpfy.gradients.inspect import inspect
+    from dpfy.integrations.opacus import from_opacus
     from dpfy.models.normalisation import Normalisation
     from dpfy.models.repair import repair
     from dpfy.plan.auto import auto
@@ -58,6 +59,7 @@ _HOME = {
     "repair": "dpfy.models.repair",
     "Normalisation": "dpfy.models.normalisation",
     "private_batchnorm": "dpfy.training.normalise",
+    "from_opacus": "dpfy.integrations.opacus",
     "ForeignBatches": "dpfy.plan.claim",
     "Plan": "dpfy.plan.recipe",
     "Recipe": "dpfy.plan.recipe",
@@ -111,6 +113,7 @@ __all__ = [
     "dpftrl",
     "dpsgd",
     "fit",
+    "from_opacus",
     "inspect",
     "lazy",
     "load",
