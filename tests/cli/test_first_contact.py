@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.test_train import call
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from commands import call
 
 from dpfy import __version__
 from dpfy.report import explorer

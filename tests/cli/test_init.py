@@ -5,40 +5,25 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import random
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from tests.cli.test_train import call, refused
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from commands import HEADER, call, fill, refused, rows
 
 from dpfy.data import draft, header
 from dpfy.data.files import DataFile
 from dpfy.data.schema import parse
-
-HEADER = "id,age,job,hours,income"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def rows(count: int) -> str:
-    coin = random.Random(1)
-    lines = []
-    for k in range(count):
-        hours, job = coin.randint(10, 60), coin.choice(["clerk", "nurse"])
-        lines.append(f"{k},{coin.randint(18, 80)},{job},{hours},{'high' if hours > 35 else 'low'}")
-    return "\n".join([HEADER, *lines]) + "\n"
-
-
-def fill(schema: Path) -> None:
-    text = schema.read_text()
-    for key, value in (('classes = "?"', 'classes = ["low", "high"]'), ('categories = "?"', 'categories = ["clerk", "nurse"]')):
-        text = text.replace(key, value)
-    schema.write_text(text.replace('range = "?"', "range = [0, 100]"))
 
 
 def test_from_a_table_to_a_verified_run(capsys, folder: Path) -> None:

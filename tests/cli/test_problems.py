@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.test_init import fill, rows
-from tests.cli.test_train import call, refused
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from commands import call, fill, refused, rows
 
 from dpfy.core.errors import InvalidInput
 from dpfy.training import config

@@ -13,27 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dpfy.cli.app import main
+sys.path.insert(0, str(Path(__file__).parent))
+
+from commands import call, refused
 
 FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "5"]
-
-
-def call(capsys, *arguments):
-    """(exit status, standard output, standard error) of the command line, in this process."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    shown = capsys.readouterr()
-    return stop.value.code, shown.out, shown.err
-
-
-def refused(capsys, *arguments):
-    """The one line of an exit with status 2."""
-    status, out, err = call(capsys, *arguments)
-    lines = [line for line in err.splitlines() if line.strip()]
-    assert status == 2, (status, err)
-    assert out == ""
-    assert len(lines) == 1, err
-    return lines[0]
 
 
 def test_train_then_verify(capsys, tmp_path):
