@@ -1,0 +1,163 @@
+"""Pages made from the code: docs/configuration.md (every key of a job, a schema and a phase file) and the API page of the site.
+
+`python tools/reference.py` writes docs/configuration.md; `--check` says whether it is stale. The API page is made when the site is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import dpfy
+from dpfy.accounting import patterns, phases
+from dpfy.core import settings
+from dpfy.data import schema
+from dpfy.data.config import FIELDS_OF_KIND
+from dpfy.models.config import FIELDS_OF_MODEL
+from dpfy.training.config import FIELDS_OF_CLIP, SECTIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "configuration.md"
+AGAIN = "python tools/reference.py"
+
+SCHEMA_KEYS = {
+    "missing": ("list of words", '[""]', "Cells that mean “no value”."),
+    "columns.NAME.kind": ("text", "must be given", f"What the column is: {', '.join(schema.KINDS)}."),
+    "columns.NAME.ignore": ("true", "none", "The column must be in the file and is never read. Stands alone."),
+    "columns.NAME.range": ("[low, high]", "must be given", "Of a number: values beyond it are moved to its end."),
+    "columns.NAME.scale": ("text", '"symmetric"', f"Of a number: {', '.join(schema.SCALES)}; mapped to [-1, 1], or to [0, 1]."),
+    "columns.NAME.transform": ("text", '"none"', f"Of a number: {', '.join(schema.TRANSFORMS)}."),
+    "columns.NAME.fill": ("value", "none: a missing cell is an error", "What a missing cell becomes; of a category a listed word, or other."),
+    "columns.NAME.categories": ("list of words", "must be given", "Of a category: one feature a word; what is not listed is all zeros."),
+    "columns.NAME.classes": ("list of words", "must be given", "Of the label: at least two; the first is class 0."),
+}  # fmt: skip
+PHASE_KEYS = {
+    "noise_multiplier": ("number", "must be given", "Noise of the phase, in units of the clip norm."),
+    "sampling_rate": ("number", "`1.0`", "Probability that a record is in a batch."),
+    "steps": ("whole number", "`1`", "Steps of the phase."),
+    "sampling": ("text", '`"poisson"`', f"How batches are drawn: {', '.join(patterns.PATTERNS)}."),
+    "records": ("whole number", "`0`: not given", "Number of records, where the sampling needs it."),
+    "batch_size": ("whole number", "`0`: not given", "Size of a batch, where the sampling needs it."),
+}
+CHOICES = {"data": ("kind", FIELDS_OF_KIND), "model": ("name", FIELDS_OF_MODEL), "training": ("clip", FIELDS_OF_CLIP)}
+"""Keys that decide which others are read."""
+
+
+def configuration() -> str:
+    """The reference of all configuration keys, as Markdown."""
+    assert set(PHASE_KEYS) == set(phases.FIELDS)
+    assert {key.rpartition(".")[2] for key in SCHEMA_KEYS} == {"missing", "kind", "ignore"}.union(
+        *(needed | other for _, needed, other in schema.KINDS.values())
+    )
+    lines = [
+        "# Configuration reference",
+        "",
+        f"Every key of every file that dpfy reads. Made from the code (`{AGAIN}`); do not edit.",
+        "",
+        "## A job",
+        "",
+        "`dpfy train job.toml`; any key is also `--set section.key=value`, and `dpfy train --show-config` prints them with their values. A misspelt",
+        "key is refused, and so is one that the chosen kind, model or clip rule does not read. `dpfy init` drafts a job for a table.",
+    ]
+    for name, kind in SECTIONS.items():
+        rows = [
+            (f"`{item.name}`", _type(str(item.type)), _default(item), item.metadata["words"]) for item in dataclasses.fields(kind)
+        ]
+        lines += ["", f"### [{name}]", "", _sentence(kind), "", *_table(rows)]
+        if name in CHOICES:
+            key, read = CHOICES[name]
+            listed = "; ".join(f"`{choice}`: {', '.join(keys) or 'none'}" for choice, keys in read.items())
+            lines += ["", f"What each `{key}` reads besides: {listed}."]
+    lines += ["", "## A schema", "", "What may be known of the columns of a table ([data](data.md)). `dpfy init` drafts one."]
+    lines += ["", *_table([(f"`{key}`", *row) for key, row in SCHEMA_KEYS.items()])]
+    lines += ["", "## A phase file", "", "One `[[phase]]` table for each phase, for `dpfy account --phases` ([accounting](accounting.md))."]
+    lines += ["", *_table([(f"`{key}`", *row) for key, row in PHASE_KEYS.items()])]
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(kind: type) -> str:
+    """The first paragraph of what a section says of itself, without its own name."""
+    words = re.sub(r"^\[\w+\]: ", "", inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
+    return words[0].upper() + words[1:]
+
+
+def _type(written: str) -> str:
+    words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+    parts = [part.strip() for part in written.split("|") if part.strip() != "None"]
+    named = [
+        "list of " + words.get(found[1], found[1]) + "s" if (found := re.match(r"tuple\[(\w+)", part)) else words.get(part, part)
+        for part in parts
+    ]
+    return " or ".join(named)
+
+
+def _default(item: dataclasses.Field[Any]) -> str:
+    if item.metadata["otherwise"]:
+        return str(item.metadata["otherwise"])
+    return "none" if item.default is None else f"`{settings.toml(item.default)}`"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in [("key", "type", "default", "what it is"), ("---",) * 4, *rows]]
+    return ["| " + " | ".join(row) + " |" for row in cells]
+
+
+def api() -> str:
+    """The reference of the Python interface, as Markdown: every public name with its signature and its docstring."""
+    lines = ["# Python interface", "", "Every name of `import dpfy`, made from the docstrings. *Guarantees* name what tests hold.", ""]
+    for name in sorted(dpfy.__all__, key=str.lower):
+        lines += _entry(f"dpfy.{name}", getattr(dpfy, name))
+    lines += ["## Further modules", ""]
+    for module in ("dpfy.accounting", "dpfy.mechanisms", "dpfy.data.source", "dpfy.integrations"):
+        lines += [f"**`{module}`**: {_first(importlib.import_module(module))}", ""]
+    return "\n".join(lines)
+
+
+def _entry(name: str, found: Any) -> list[str]:
+    lines = [f"## {name}", "", "```python", f"{name}{_signature(found)}", "```", "", *_doc(found)]
+    if inspect.isclass(found) and not issubclass(found, Exception):
+        for key, member in sorted(vars(found).items()):
+            target = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+            if key.startswith("_") or not (inspect.isfunction(target) or isinstance(target, property)):
+                continue
+            shown = "" if isinstance(target, property) else _signature(target)
+            lines += [f"**`{key}{shown}`**", "", *_doc(target)]
+    return lines
+
+
+def _signature(found: Any) -> str:
+    try:
+        return re.sub(r"<factory>|<object object at 0x\w+>", "...", str(inspect.signature(found)))
+    except (TypeError, ValueError):
+        return ""
+
+
+def _doc(found: Any) -> list[str]:
+    text = inspect.getdoc(found) or ""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+    text = re.sub(r"^( {4,}\S.*)$", lambda m: m[1], text, flags=re.MULTILINE)
+    return [text.replace("``", "`"), ""]
+
+
+def _first(found: Any) -> str:
+    return " ".join((inspect.getdoc(found) or "").split("\n\n")[0].split())
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with --check compare it."""
+    made = configuration()
+    if "--check" in arguments:
+        stale = PAGE.read_text("utf-8") != made
+        print(f"docs/configuration.md is stale: {AGAIN}" if stale else "docs/configuration.md is as the code says")
+        return int(stale)
+    PAGE.write_text(made, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

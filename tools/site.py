@@ -1,0 +1,60 @@
+"""What MkDocs calls while it builds the site: pages made from the code, pages of the project's root, and every page in the navigation."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import reference
+
+ROOT = Path(__file__).resolve().parents[1]
+OF_ROOT = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+MORE = "More"
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Put pages that the navigation does not name into its last section, and leave out those that are not there (yet)."""
+    there = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} | {"api.md", *OF_ROOT}
+    named = {page for section in config["nav"] for pages in section.values() for page in pages}
+    for section in config["nav"]:
+        for title, pages in section.items():
+            section[title] = [page for page in pages if page in there]
+    if left := sorted(there - named):
+        config["nav"].append({MORE: left})
+    return config
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """Add the API page and the pages of the project's root."""
+    files.append(File.generated(config, "api.md", content=reference.api()))
+    for name, source in OF_ROOT.items():
+        files.append(File.generated(config, name, content=_moved((ROOT / source).read_text("utf-8"))))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links of a page that leave docs/ for the project's root: to its pages here, as plain text otherwise."""
+    depth = page.file.src_uri.count("/")
+    up = "../" * (depth + 1)
+
+    def moved(match: re.Match[str]) -> str:
+        target = match[2].removeprefix(up)
+        here = {source: name for name, source in OF_ROOT.items()} | {"README.md": "index.md"}
+        if target.partition("#")[0] in here:
+            return f"[{match[1]}]({'../' * depth}{here[target.partition('#')[0]]})"
+        if not (ROOT / target.partition("#")[0]).exists():
+            raise SystemExit(f"{page.file.src_uri}: dead link {match[2]}")
+        return f"{match[1]} (`{target}`)"
+
+    return re.sub(rf"\[([^\]]+)\]\(({re.escape(up)}[^)]+)\)", moved, markdown)
+
+
+def _moved(text: str) -> str:
+    """A page of the root as a page of docs/."""
+    return text.replace("](docs/", "](").replace("](README.md)", "](index.md)").replace("](CHANGELOG.md)", "](changelog.md)")
