@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 RUN ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: setup train test test-all test-gpu mutants fuzz lint types bench clean
+.PHONY: setup train test test-all test-gpu mutants fuzz lint types bench docs wheel clean
 
 setup: $(STAMP)
 
@@ -20,8 +20,8 @@ train: setup
 	$(BIN)/dpfy verify $(RUN)
 
 lint: setup
-	$(BIN)/ruff check dpfy tests benchmarks examples
-	$(BIN)/ruff format --check dpfy tests benchmarks examples
+	$(BIN)/ruff check dpfy tests benchmarks examples tools
+	$(BIN)/ruff format --check dpfy tests benchmarks examples tools
 
 types: setup
 	$(BIN)/mypy
@@ -41,6 +41,16 @@ fuzz: setup
 
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
+
+docs: setup
+	$(BIN)/python tools/reference.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python tools/links.py build/site
+	OMP_NUM_THREADS=1 $(BIN)/python tools/blocks.py
+	@echo "look at it: python -m http.server -d build/site"
+
+wheel: setup
+	$(BIN)/python tools/wheel.py
 
 bench: setup
 	$(BIN)/python benchmarks/accounting.py

@@ -32,7 +32,7 @@ SCHEMA_KEYS = {
     "columns.NAME.range": ("[low, high]", "must be given", "Of a number: values beyond it are moved to its end."),
     "columns.NAME.scale": ("text", '"symmetric"', f"Of a number: {', '.join(schema.SCALES)}; mapped to [-1, 1], or to [0, 1]."),
     "columns.NAME.transform": ("text", '"none"', f"Of a number: {', '.join(schema.TRANSFORMS)}."),
-    "columns.NAME.fill": ("value", "none: a missing cell is an error", "What a missing cell becomes; of a category a listed word, or other."),
+    "columns.NAME.fill": ("value", "none: a missing cell is an error", "What a missing cell becomes (a listed word, or other)."),
     "columns.NAME.categories": ("list of words", "must be given", "Of a category: one feature a word; what is not listed is all zeros."),
     "columns.NAME.classes": ("list of words", "must be given", "Of the label: at least two; the first is class 0."),
 }  # fmt: skip
@@ -61,8 +61,9 @@ def configuration() -> str:
         "",
         "## A job",
         "",
-        "`dpfy train job.toml`; any key is also `--set section.key=value`, and `dpfy train --show-config` prints them with their values. A misspelt",
-        "key is refused, and so is one that the chosen kind, model or clip rule does not read. `dpfy init` drafts a job for a table.",
+        "`dpfy train job.toml`; any key is also `--set section.key=value`, and `dpfy train --show-config` prints them with their values.",
+        "A misspelt key is refused, and so is one that the chosen kind, model or clip rule does not read; all problems are told at once.",
+        "`dpfy init` drafts a job for a table ([tutorial](tutorials/tabular.md)).",
     ]
     for name, kind in SECTIONS.items():
         rows = [
@@ -75,7 +76,12 @@ def configuration() -> str:
             lines += ["", f"What each `{key}` reads besides: {listed}."]
     lines += ["", "## A schema", "", "What may be known of the columns of a table ([data](data.md)). `dpfy init` drafts one."]
     lines += ["", *_table([(f"`{key}`", *row) for key, row in SCHEMA_KEYS.items()])]
-    lines += ["", "## A phase file", "", "One `[[phase]]` table for each phase, for `dpfy account --phases` ([accounting](accounting.md))."]
+    lines += [
+        "",
+        "## A phase file",
+        "",
+        "One `[[phase]]` table for each phase, for `dpfy account --phases` ([accounting](accounting.md)).",
+    ]
     lines += ["", *_table([(f"`{key}`", *row) for key, row in PHASE_KEYS.items()])]
     return "\n".join(lines) + "\n"
 
@@ -103,13 +109,20 @@ def _default(item: dataclasses.Field[Any]) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in [("key", "type", "default", "what it is"), ("---",) * 4, *rows]]
+    cells = [
+        [cell.replace("|", "\\|") for cell in row] for row in [("key", "type", "default", "what it is"), ("---",) * 4, *rows]
+    ]
     return ["| " + " | ".join(row) + " |" for row in cells]
 
 
 def api() -> str:
     """The reference of the Python interface, as Markdown: every public name with its signature and its docstring."""
-    lines = ["# Python interface", "", "Every name of `import dpfy`, made from the docstrings. *Guarantees* name what tests hold.", ""]
+    lines = [
+        "# Python interface",
+        "",
+        "Every name of `import dpfy`, made from the docstrings. *Guarantees* name what tests hold.",
+        "",
+    ]
     for name in sorted(dpfy.__all__, key=str.lower):
         lines += _entry(f"dpfy.{name}", getattr(dpfy, name))
     lines += ["## Further modules", ""]

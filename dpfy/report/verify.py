@@ -75,7 +75,9 @@ class Evidence:
 Check = Callable[[Evidence], tuple[bool, str]]
 
 
-def verify(run: Path, *, keys: Sequence[Path] = (), head: str | None = None, ledger: Path | None = None) -> list[Finding]:
+def verify(
+    run: Path | str, *, keys: Sequence[Path | str] = (), head: str | None = None, ledger: Path | str | None = None
+) -> list[Finding]:
     """All checks on a finished run folder, on a card file or on a ledger by itself, each with its outcome. Verified if every one holds.
 
     `keys` are public keys: each must have signed the run, or the published head. `head` is a head of the ledger that was published
@@ -85,8 +87,9 @@ def verify(run: Path, *, keys: Sequence[Path] = (), head: str | None = None, led
     Guarantees: one changed byte of any file of the run makes a check fail that names the file; a number of the card that the ledger
     does not give makes a check fail that names the field. Damage of any kind is a check that fails, not an exception.
     """
+    run, ledger = Path(run), None if ledger is None else Path(ledger)
     published = signature.published(head) if head is not None else None
-    signers = {file.name: signature.public(file) for file in keys}
+    signers = {Path(file).name: signature.public(Path(file)) for file in keys}
     if run.is_file() and run.suffix == ".jsonl":
         return _verify_ledger(run, signers, published)
     if run.is_file():
