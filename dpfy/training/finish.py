@@ -43,12 +43,12 @@ def write(
     folder = training.folder
     training.save()
     with training.averaged():
-        released = _weights(training)
+        released, base = _weights(training), weights.base_of(training.model)
 
     def facts() -> card.Facts:
         assert isinstance(folder, RunFolder)
         folder.write("model.safetensors", save(released, metadata={"format": "pt"}))
-        told = {TRAINING: _told(training, utility, confusion, test)}
+        told = {TRAINING: _told(training, utility, confusion, test) | {"model": _model(training, base)}}
         return card.Facts(_provenance(training), training.steps_done, told)
 
     if isinstance(folder, RunFolder):
@@ -68,7 +68,6 @@ def _told(training: PrivateTraining, utility: dict[str, float], confusion: list[
         "confusion": confusion or absent("there are no classes to confuse" if utility else measured),
         "gradient_norms": absent(NO_NORMS),
         "components": _components(training),
-        "model": training.folder.told.get(TRAINING, {}).get("model", {}) | _model(training),
         "optimizer": _optimizer(training),
         "recorded": ", ".join(sorted(training.state.recorded)) or NOTHING,
     }
@@ -125,10 +124,9 @@ def _components(training: PrivateTraining) -> dict[str, Any]:
     }
 
 
-def _model(training: PrivateTraining) -> dict[str, Any]:
+def _model(training: PrivateTraining, base: dict[str, Any] | None) -> dict[str, Any]:
     """What the released file holds: all of the model, or an adapter on a base that is named and recognised by its fingerprint."""
-    base = weights.base_of(training.model)
-    return {
+    return training.folder.told.get(TRAINING, {}).get("model", {}) | {
         "class": type(weights.inside(training.model)).__name__,
         "holds": "all weights" if base is None else "the adapter alone",
         "base": base or absent("the model has no base that is kept elsewhere"),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.training.local import full, local
 
 TUNERS = ("BaseTunerLayer", "AuxiliaryTrainingWrapper")
 """Layers of peft that hold an adapter beside the layer that they adapt, by name, so that peft need not be there."""
@@ -53,13 +54,16 @@ def adapter(model: nn.Module) -> set[str] | None:
     bare = inside(model)
     if not any(_tuner(module) for module in bare.modules()):
         return None
-    moving = {t.untyped_storage().data_ptr() for t in bare.parameters() if t.requires_grad and t.numel()}
+    moving = {_place(t) for t in bare.parameters() if t.requires_grad and t.numel()}
     whole = plain(bare)
-    return {name for name, t in whole.items() if t.untyped_storage().data_ptr() in moving or _adapts(bare, name)}
+    return {name for name, t in whole.items() if _place(t) in moving or _adapts(bare, name)}
 
 
 def base_of(model: nn.Module) -> dict[str, Any] | None:
-    """The base of an adapter, for the card: what it is called, and a fingerprint of its weights; None for a model without one."""
+    """The base of an adapter, for the card: what it is called, and a fingerprint of its weights; None for a model without one.
+
+    Of a model whose weights lie in parts on several ranks all of them must ask together.
+    """
     mine = adapter(model)
     if mine is None:
         return None
@@ -72,7 +76,7 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name, t in sorted(weights.items()):
         found.update(f"{name} {t.dtype} {tuple(t.shape)};".encode())
-        found.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
+        found.update(full(t).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
     return found.hexdigest()
 
 
@@ -82,6 +86,8 @@ def restore(model: nn.Module, weights: Mapping[str, Tensor], rule: str) -> None:
     Guarantees: all or nothing: a model of other names, shapes or narrower types is refused and left as it is.
     """
     mine = released(model)
+    if any(local(t) is not t for t in mine.values()):
+        raise Unsupported("loading into a model whose weights lie in parts on several ranks", "load before it is sharded")
     for what, names in (
         ("lacks", weights.keys() - mine.keys()),
         ("has, beside the released weights,", mine.keys() - weights.keys()),
@@ -99,6 +105,10 @@ def restore(model: nn.Module, weights: Mapping[str, Tensor], rule: str) -> None:
     with torch.no_grad():
         for name, value in weights.items():
             mine[name].copy_(value)
+
+
+def _place(t: Tensor) -> int:
+    return local(t).untyped_storage().data_ptr()
 
 
 def _wrapped(module: nn.Module | None) -> str | None:

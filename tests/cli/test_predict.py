@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ import torch
 import dpfy
 from dpfy.cli.app import main
 from dpfy.data import source
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_train import call, refused
 
 SCHEMA = """
 # a comment that nobody is to read
@@ -29,22 +34,6 @@ ignore = true
 kind = "label"
 classes = ["low", "high"]
 """
-
-
-def call(capsys, *arguments):
-    """(exit status, standard output, standard error) of the command line, in this process."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    shown = capsys.readouterr()
-    return stop.value.code, shown.out, shown.err
-
-
-def refused(capsys, *arguments):
-    """The one line of an exit with status 2."""
-    status, out, err = call(capsys, *arguments)
-    lines = [line for line in err.splitlines() if line.strip()]
-    assert (status, out, len(lines)) == (2, "", 1), err
-    return lines[0]
 
 
 def row(number: int) -> str:
