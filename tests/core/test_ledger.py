@@ -471,3 +471,73 @@ def test_what_is_no_file_is_not_opened_for_writing(tmp_path, monkeypatch, place)
     monkeypatch.setattr(os, "open", reading_only)
     with pytest.raises(InvalidInput, match="ledger: got"):
         Ledger.open(path)
+
+
+STOPS = {
+    "releases": 30,
+    "stops": [[10, events.CODEC.encode(events.Repeated(STEP, 10))], [20, events.CODEC.encode(events.Repeated(STEP, 20))]],
+}
+
+
+def stoppable(path, budget=None):
+    ledger = Ledger.open(path, budget=budget)
+    return ledger, ledger.reserve("training", events.Repeated(STEP, 30), claim=STOPS, returnable=True, budget=budget)
+
+
+def test_a_reservation_that_ends_early_is_billed_at_the_next_of_its_stops(tmp_path):
+    ledger, permit = stoppable(tmp_path / "l.jsonl")
+    ledger.begin(permit)
+    closed = ledger.settle(permit, made=13, billed=20)
+    assert ledger.settle(permit, made=13, billed=20) == closed, "safe to repeat"
+    again = Ledger.read(tmp_path / "l.jsonl")
+    assert again.event() == events.Composed((events.Repeated(events.Repeated(STEP, 20), 1),))
+    assert again.settlements == {"training": (13, 20)}
+    assert again.first == events.Repeated(events.Repeated(STEP, 30), 1)
+    with pytest.raises(InvalidInput, match="ended after 13 releases"):
+        again.permits()[0].check(13, events.Repeated(STEP, 20))
+
+
+@pytest.mark.parametrize(("made", "billed"), [(13, 10), (10, 20), (3, 3), (21, 20), (21, 30), (-1, 10), (True, 10), (13, "20")])
+def test_it_is_never_billed_for_less_than_was_made_or_for_what_was_not_named(tmp_path, made, billed):
+    ledger, permit = stoppable(tmp_path / "l.jsonl")
+    ledger.begin(permit)
+    with pytest.raises(InvalidInput):
+        ledger.settle(permit, made=made, billed=billed)
+    assert Ledger.read(tmp_path / "l.jsonl").settlements == {}
+
+
+def test_it_is_settled_once_and_after_it_began(tmp_path):
+    ledger, permit = stoppable(tmp_path / "l.jsonl")
+    with pytest.raises(InvalidInput, match="has begun"):
+        ledger.settle(permit, made=3, billed=10)
+    ledger.begin(permit)
+    ledger.settle(permit, made=13, billed=20)
+    for made, billed in ((3, 10), (14, 20)):
+        with pytest.raises(InvalidInput, match="settled before"):
+            ledger.settle(permit, made=made, billed=billed)
+    plain = ledger.reserve("other", STEP)
+    with pytest.raises(InvalidInput, match="billed"):
+        ledger.settle(plain, made=0, billed=1)
+
+
+def test_what_a_run_did_not_use_is_there_for_others_and_the_filter_keeps_its_order(tmp_path):
+    """Its order is that of the first reservation as it was made; one given back while it was alone has left nothing behind."""
+    budget = RenyiFilter(2.3, 1e-5)
+    ledger, permit = stoppable(tmp_path / "l.jsonl", budget)
+    other = ledger.reserve("other", events.Gaussian(9.0), budget=budget, returnable=True)
+    big = events.Repeated(STEP, 55)
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("next", big, budget=budget)
+    ledger.begin(permit)
+    ledger.settle(permit, made=9, billed=10)
+    ledger.reserve("next", big, budget=budget)
+    assert ledger.first == events.Repeated(events.Repeated(STEP, 30), 1)
+    alone = Ledger.open(tmp_path / "a.jsonl", budget=budget)
+    first = alone.reserve("first", events.Gaussian(9.0), budget=budget, returnable=True)
+    alone.void(first, "refused")
+    assert alone.first is None
+    second = alone.reserve("second", STEP, budget=budget, returnable=True)
+    alone.reserve("third", events.Gaussian(9.0), budget=budget)
+    alone.void(second, "refused")
+    assert alone.first == events.Repeated(STEP, 1), "the third was admitted beside it"
+    assert other.entry in ledger.book.returnable
