@@ -166,7 +166,7 @@ def test_the_order_of_a_filter_is_that_of_the_first_run_as_reserved() -> None:
     admits, short = RenyiFilter(3.0, 1e-5), run(3.0, 0.02, 1000)
     long = ev.Composed((short, run(0.7, 0.02, 1000)))  # a schedule whose second phase has less noise
     assert admits._orders(long, PAIR)[0] != admits._orders(short, PAIR)[0]
-    kept, anew = (admits.spent_epsilon([short, short], PAIR, first) for first in (long, None))
+    kept, anew = (admits.spent_epsilon([short] * 8, PAIR, first) for first in (long, None))
     assert kept > anew
-    assert admits.spent_epsilon([short, short], PAIR, short) == anew
-    assert admits.spent_epsilon([ev.Stopped(short, 0.2), short], PAIR, long) == kept
+    assert admits.spent_epsilon([short] * 8, PAIR, short) == anew
+    assert admits.spent_epsilon([ev.Stopped(short, 0.2)] * 8, PAIR, long) == kept
