@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from dpfy.core import check, packages
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.given import lazy
+from dpfy.data.lazy import LazyRecords
 from dpfy.integrations import epoch, model_card, task_losses, trainer_arguments
 from dpfy.plan.recipe import Plan
 from dpfy.training import averaging
@@ -289,6 +290,8 @@ class PrivateTrainer(Trainer):
             data = self._remove_unused_columns(data, description="training")
         else:
             collate = self._get_collator_with_removed_columns(collate, description="training")
+        if isinstance(data, list | tuple):
+            return LazyRecords(data, _Plain(collate), self.args.dataloader_num_workers)
         return lazy(data, collate=_Plain(collate), workers=self.args.dataloader_num_workers)
 
     def _run_for(self, resume: str | bool | None) -> Run:
