@@ -13,9 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from commands import call, refused
+
 from dpfy.audit.whitebox import fair_coins
 from dpfy.cli import interrupt
-from dpfy.cli.app import main
 from dpfy.core.ledger import Ledger
 from dpfy.runs import folder
 from dpfy.runs.mark import Mark
@@ -28,21 +31,6 @@ FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta",
 
 class Killed(BaseException):
     """Stands for a kill: nothing may catch it."""
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    shown = capsys.readouterr()
-    return stop.value.code, shown.out, shown.err
-
-
-def refused(capsys, *arguments):
-    status, _, err = call(capsys, *arguments)
-    lines = [line for line in err.splitlines() if line.strip()]
-    assert status == 2, (status, err)
-    assert len(lines) == 1, err
-    return lines[0]
 
 
 def names(folder: Path) -> list[str]:
