@@ -160,7 +160,7 @@ def job(kind: str, path: str, schema_path: str, name: str, user: str | None) -> 
     owner = [f"user = {toml(user)}", f"most_records = {toml(OPEN)}  # of one user: of more, the first are read"] if user else []
     units = "users" if user else "records"
     lines = [
-        f"# dpfy train {name}.job.toml --out runs/{name}        (every key: dpfy train --show-config)",
+        f"# dpfy train {_key(name)}.job.toml --out runs/{_key(name)}        (every key: dpfy train --show-config)",
         "[data]",
         f"kind = {toml(kind)}",
         f"path = {toml(path)}",

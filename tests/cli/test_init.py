@@ -160,6 +160,19 @@ def test_gzip_and_other_folders(capsys, folder: Path) -> None:
     assert job["data"]["schema"] == "drafts/t.schema.toml"
 
 
+@pytest.mark.parametrize(
+    "name", ['a"b.csv', "two\nlines.csv", "[privacy]\nepsilon = 99.csv", "no suffix", ".csv", "é.csv", "-x.csv"]
+)
+def test_any_file_name_is_drafted_and_read_back(capsys, folder: Path, name: str) -> None:
+    Path(name).write_text(rows(3))
+    status, out, err = call(capsys, "init", "--json", "--", name)
+    assert status == 0, err
+    job = tomllib.loads(Path(json.loads(out)["job"]).read_text())
+    assert job["data"]["path"] == name
+    assert job["privacy"]["epsilon"] == 3.0
+    assert tomllib.loads(Path(job["data"]["schema"]).read_text())["columns"]
+
+
 def test_nothing_is_overwritten(capsys, folder: Path) -> None:
     Path("t.csv").write_text(rows(3))
     Path("t.job.toml").write_text("mine")
