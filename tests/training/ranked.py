@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # what optimizers import late is imported once, in the server that ranks are forked from
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
@@ -20,9 +23,11 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import dpfy
+import dpfy.report.verify  # noqa: F401
+from dpfy.core.errors import Lost
 from dpfy.gradients.clip import QuantileClip
 
-RECORDS, FEATURES, STEPS, TIMEOUT = 60, 6, 8, 60.0
+RECORDS, FEATURES, STEPS, TIMEOUT = 60, 6, 6, 40.0
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,13 +55,19 @@ def plan(kind: str) -> dpfy.Plan:
     return recipe.with_noise(1.5, delta=1e-3)
 
 
-def train(kind: str, run: dpfy.Run, stop: int = STEPS, wrap: Callable[[nn.Module], nn.Module] = lambda m: m) -> dict[str, Any]:
+def train(
+    kind: str,
+    run: dpfy.Run,
+    stop: int = STEPS,
+    wrap: Callable[[nn.Module], nn.Module] = lambda m: m,
+    world: dpfy.World | None = None,
+) -> dict[str, Any]:
     """Train until `stop` steps are made: Adam, an average, and two physical batches a step where the share is large enough."""
     torch.set_num_threads(1)
     model = wrap(net(seed=0 if not dist.is_initialized() else dist.get_rank()))  # all ranks get the weights of rank 0
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    update, runtime = dpfy.Update(average=0.9), dpfy.Runtime(max_physical_batch=4)
-    with dpfy.PrivateTraining(model, optimizer, data(), plan(kind), run, runtime=runtime, update=update) as training:
+    how = {"update": dpfy.Update(average=0.9), "runtime": dpfy.Runtime(max_physical_batch=4), "world": world}
+    with dpfy.PrivateTraining(model, optimizer, data(), plan(kind), run, **how) as training:
         if training.steps_done < stop:
             for x, y in training.batches():
                 training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
@@ -80,7 +91,8 @@ def start(job: Callable[..., None], ranks: int, *arguments: Any) -> ProcessConte
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return start_processes(_joined, (ranks, port, job, arguments), ranks, join=False, start_method="spawn")
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])  # torch is imported once
+    return start_processes(_joined, (ranks, port, job, arguments), ranks, join=False, start_method="forkserver")
 
 
 def _joined(rank: int, ranks: int, port: int, job: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -113,3 +125,42 @@ def cases(rank: int, folder: str, names: list[tuple[str, str]]) -> None:
 
 def results(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(ranks)]
+
+
+def dying(rank: int, folder: str, kind: str, wrap: str, victim: int, event: int, tally: str = "") -> None:
+    """Train or resume with checkpoints at every step; rank `victim` dies by SIGKILL at the `event`-th call of a function."""
+    if (Path(folder) / "privacy.json").is_file():
+        return
+    seen = 0
+
+    def count(frame: Any, what: str, argument: Any) -> None:
+        nonlocal seen
+        seen += what == "call"
+        if seen == event and rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    world = dpfy.World.joined(timeout=TIMEOUT)
+    WRAPS[wrap](net())  # what is imported late
+    sys.setprofile(count)
+    try:
+        train(kind, dpfy.Run(folder, resume=True, seed=3, checkpoint_every=0.0), wrap=WRAPS[wrap], world=world)
+    except dpfy.InvalidInput as error:
+        if "finished run" not in str(error):
+            raise
+    except Lost as error:
+        if "finished run" not in str(error):
+            raise
+    finally:
+        sys.setprofile(None)
+    if tally:
+        (Path(tally) / str(rank)).write_text(str(seen))
+
+
+def outcomes(context: ProcessContext, seconds: float = 100.0) -> list[int | None]:
+    """How the ranks ended, each by itself: nobody ends the others."""
+    for process in context.processes:
+        process.join(seconds)
+    found = [process.exitcode for process in context.processes]
+    for process in context.processes:
+        process.kill()
+    return found
