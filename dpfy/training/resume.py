@@ -56,7 +56,7 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
     Guarantees: before the first release a checkpoint with the initial weights is on disk; with another identity nothing is restored.
     """
     folder, mine = training.folder, identity(training)
-    training.world.agree("the beginning", mine)
+    training.world.agree("the beginning", {"number of records": len(training.records), **mine})
     if snapshot is None:
         check_optimizer(training.model, training.optimizer, empty=not training.rule.public_state)
         terms = _terms(training, mine)

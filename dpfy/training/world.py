@@ -103,7 +103,7 @@ class World:
         """Refuse to go on unless all ranks have the same facts. What is secret comes in as a fingerprint."""
         everyone = self.exchange(what, dict(facts))
         for rank, theirs in enumerate(everyone):
-            for key in theirs.keys() | everyone[0].keys():
+            for key in {**everyone[0], **theirs}:
                 if theirs.get(key) != everyone[0].get(key):
                     raise self._gone(f"rank {rank} has another {key} than rank 0")
 

@@ -8,11 +8,14 @@ import os
 import signal
 import socket
 import sys
+import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch._dynamo  # what optimizers import late is imported once, in the server that ranks are forked from
 import torch.distributed as dist
@@ -23,7 +26,7 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import dpfy
-import dpfy.report.verify  # noqa: F401
+import dpfy.report.verify
 from dpfy.core.errors import Lost
 from dpfy.gradients.clip import QuantileClip
 
@@ -164,3 +167,105 @@ def outcomes(context: ProcessContext, seconds: float = 100.0) -> list[int | None
     for process in context.processes:
         process.kill()
     return found
+
+
+def disagreeing(rank: int, folder: str) -> None:
+    """Rank 1 does something else than rank 0, in one way after the other; leaves what each rank was told, and what is left on disk."""
+    odd, told = rank == 1, {}
+
+    def attempt(name: str, words: dict[str, Any], at: int = -1, do: Callable[[Any, Any], None] = lambda t, o: None) -> None:
+        run = dpfy.Run(f"{folder}/{name}", seed=3)
+        model = words.get("model", net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        released = -1
+        try:
+            with dpfy.PrivateTraining(
+                model, optimizer, words.get("data", data()), words.get("plan", plan("dpsgd")), run
+            ) as training:
+                for x, y in training.batches():
+                    released = training.steps_done
+                    if odd and training.steps_done == at:
+                        do(training, optimizer)
+                    training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        except Exception as error:
+            told[name] = (type(error).__name__, str(error), released, Path(run.path).exists())
+
+    def fail(training: Any, optimizer: Any) -> None:
+        raise RuntimeError("the disk is full")
+
+    def other_rate(training: Any, optimizer: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 0.2
+
+    def other_weights(training: Any, optimizer: Any) -> None:
+        training._guard.check = lambda: None
+        with torch.no_grad():
+            next(training.model.parameters()).add_(1.0)
+
+    attempt("plan", {"plan": plan("few")} if odd else {})
+    attempt("data", {"data": tuple(t[:-1] for t in data())} if odd else {})
+    attempt("record", {"data": (data()[0] + 1e-9, data()[1])} if odd else {})
+    attempt("model", {"model": nn.Linear(FEATURES, 3).double()} if odd else {})
+    attempt("code", {"model": nn.Sequential(*net()[:1], nn.ReLU(), *net()[2:])} if odd else {})  # type: ignore[index]
+    attempt("rate", {}, 2, other_rate)
+    attempt("weights", {}, 1, other_weights)
+    attempt("failure", {}, 2, fail)
+    torch.save(told, f"{folder}/told-{rank}.pt")
+
+
+def silent(rank: int, folder: str) -> None:
+    """Rank 1 does not answer; then a run of these two ranks, left in the middle."""
+    world = dpfy.World.joined(timeout=2.0)
+    if rank == 0:
+        try:
+            world.exchange("here")
+        except Lost as error:
+            Path(folder, "silent").write_text(str(error))
+    else:
+        time.sleep(4.0)
+    train("banded", dpfy.Run(f"{folder}/run", seed=3), stop=3)
+
+
+def other_number(rank: int, folder: str) -> None:
+    """Resume the run of two ranks with another number of them."""
+    try:
+        train("banded", dpfy.Run(f"{folder}/run", resume=True, seed=3))
+    except (dpfy.InvalidInput, Lost) as error:
+        Path(folder, f"number-{rank}").write_text(str(error))
+
+
+def restarted(rank: int, folder: str) -> None:
+    """As under torchrun: the same call, which dies the first time and goes on the second."""
+    again = Path(folder, "died").is_file()
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1" if again else "0"
+    found = train("banded", dpfy.Run(f"{folder}/elastic", seed=3, checkpoint_every=0.0), stop=STEPS if again else 3)
+    dist.barrier()
+    if not again:
+        Path(folder, "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.save(found, f"{folder}/elastic-{rank}.pt")
+
+
+def drawn(rank: int, folder: str) -> None:
+    """Which records each rank takes, in many steps of many runs."""
+    counts = []
+    for seed in range(40):
+        recipe = dataclasses.replace(dpfy.dpsgd(RECORDS, 9, steps=30), records=RECORDS)
+        model = nn.Linear(FEATURES, 2).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        run = dpfy.Run(f"{folder}/drawn{seed}", seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with dpfy.PrivateTraining(model, optimizer, data(), recipe.with_noise(1.0, delta=1e-3), run) as training:
+                for step in range(30):
+                    row = np.zeros(RECORDS, int)
+                    for piece in training.drawing.pieces(step):
+                        np.add.at(row, piece.indices[piece.counts], 1)
+                    counts.append(row)
+    np.save(f"{folder}/drawn-{rank}.npy", np.array(counts))
+
+
+def several(rank: int, folder: str) -> None:
+    """All that two ranks do in one start."""
+    disagreeing(rank, folder)
+    drawn(rank, folder)
+    silent(rank, folder)

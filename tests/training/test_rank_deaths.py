@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.training import ranked
 
 from dpfy.core.ledger import Ledger
-from tests.training import ranked
 
 
 def whole(folder: Path, kind: str, wrap: str, ranks: int) -> tuple[bytes, list[int]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tests.training import ranked
 
 import dpfy
+from dpfy.core.errors import InvalidInput
 
 KINDS = ["dpsgd", "few", "banded", "blt", "adaptive", "exact"]
 CASES = [*((kind, "plain") for kind in KINDS), ("dpsgd", "ddp"), *((kind, "fsdp") for kind in KINDS)]
@@ -41,3 +43,76 @@ def test_ranks_make_the_run_of_one_process(alone, together, kind, wrap):
                 assert (mine[name] - value).abs().max() < 1e-9
             assert not isinstance(value, torch.Tensor) or torch.equal(mine[name], found[0][name])
     assert sum(mine["past"] for mine in found) == alone[kind]["past"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """What two ranks did, one thing after the other, in one folder."""
+    folder = tmp_path_factory.mktemp("pair")
+    ranked.start(ranked.several, 2, str(folder)).join(120)
+    return folder
+
+
+SAID = {
+    "plan": "another plan",
+    "data": "another number of records",
+    "record": "another data",
+    "model": "another model",
+    "code": "another model",
+    "rate": "another learning rate",
+    "weights": "another weights",
+    "failure": "the disk is full",
+}
+
+
+@pytest.mark.parametrize("how", SAID)
+def test_a_rank_that_disagrees_or_fails_ends_the_run_on_all_ranks_before_noise(pair, how):
+    for rank in range(2):
+        kind, words, released, left = torch.load(pair / f"told-{rank}.pt", weights_only=False)[how]
+        assert SAID[how] in words or SAID[how] in torch.load(pair / "told-1.pt", weights_only=False)[how][1]
+        assert kind == "Lost" or rank == 1
+        assert (released <= 2) is True
+        assert left is (released >= 0)  # a run that released nothing is undone, its reservation given back
+
+
+def test_a_rank_that_does_not_answer_is_an_error_in_time(pair):
+    assert "does not answer" in (pair / "silent").read_text()
+
+
+def test_a_run_is_resumed_by_as_many_ranks_as_began_it(pair):
+    ranked.start(ranked.other_number, 3, str(pair)).join(60)
+    assert all("2 (torchrun --nproc-per-node=2)" in (pair / f"number-{rank}").read_text() for rank in range(3))
+    with pytest.raises(InvalidInput, match="resume ranks: got 1; must be what the run was started with: 2"):
+        ranked.train("banded", dpfy.Run(pair / "run", resume=True, seed=3))
+
+
+def test_processes_that_torchrun_starts_again_resume_the_run(alone, tmp_path):
+    assert ranked.outcomes(ranked.start(ranked.restarted, 2, str(tmp_path))) == [-9, -9]
+    assert ranked.outcomes(ranked.start(ranked.restarted, 2, str(tmp_path))) == [0, 0]
+    for found in ranked.results(tmp_path, "elastic", 2):
+        assert all((found[n] - v).abs().max() < 1e-9 for n, v in alone["banded"].items() if isinstance(v, torch.Tensor))
+
+
+def test_one_coin_a_record_whatever_the_number_of_ranks(pair):
+    """Each record is drawn at the rate, once, on one rank, and independently of the others. 5 standard errors."""
+    counts = sum(np.load(pair / f"drawn-{rank}.npy") for rank in range(2))
+    assert counts.max() == 1
+    steps, rate = len(counts), 9 / ranked.RECORDS
+    error = np.sqrt(rate * (1 - rate) / steps)
+    assert np.abs(counts.mean(0) - rate).max() < 5 * error
+    sizes = counts.sum(1)
+    spread = ranked.RECORDS * rate * (1 - rate)
+    assert abs(sizes.var() / spread - 1) < 5 * np.sqrt(2 / steps)
+    both = np.load(pair / "drawn-0.npy")[:, :, None] * np.load(pair / "drawn-1.npy")[:, None, :]
+    together = (both + both.transpose(0, 2, 1)).sum(0)[np.triu_indices(ranked.RECORDS, 1)]
+    assert together.mean() > 0  # ranks share the batch; neither draws one of its own
+
+
+def test_shares_hold_the_batch_once_and_differ_by_one_record_at_most():
+    for count in (1, 2, 3, 7):
+        for size in (0, 1, 5, 64):
+            indices = np.arange(size)
+            shares = [dpfy.World(rank, count).share(indices) for rank in range(count)]
+            assert np.concatenate(shares).tolist() == indices.tolist()
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+            assert max(map(len, shares)) == len(dpfy.World(0, count).largest_share(indices))
