@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +77,8 @@ def admitted(train: object) -> object:
 
     Guarantees: reads nothing.
     """
+    if isinstance(train, Mapping):  # also what a tokenizer gives
+        train = dict(train)
     found = _lazy(train)
     return train if found is None else found
 
@@ -92,8 +94,8 @@ def as_source(train: object) -> Source:
 
 def rows_of(train: object) -> int | None:
     """How many records `train` says it holds, without reading one; None where only reading tells."""
-    if isinstance(train, tuple | list | dict):
-        held = [leaf for leaf in pytree.tree_leaves(train) if leaf is not None]
+    if isinstance(train, tuple | list | Mapping):
+        held = [leaf for leaf in pytree.tree_leaves(dict(train) if isinstance(train, Mapping) else train) if leaf is not None]
         return rows_of(held[0]) if held else None
     if isinstance(train, DataLoader):
         return rows_of(train.dataset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -127,12 +128,14 @@ def billed(training: PrivateTraining, test: Source, objective: Objective = CLASS
 
 
 @torch.no_grad()
-def require_answers(training: PrivateTraining, test: Source, objective: Objective) -> None:
-    """Refuse, before the first step, what :func:`billed` could not release after the last one."""
-    for batch in _batches(training, test, 1):
-        if _shares(objective, objective.answers(training.model, batch)) is None:
-            raise _no_classes()
-        return
+def rehearse(training: PrivateTraining, test: Source, objective: Objective, use: str) -> None:
+    """Run one record through model and loss before the first step: what cannot be measured at the end is refused now."""
+    device = torch.device(training.device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _evaluating(training):
+        batch = placed(test.take(torch.zeros(1, dtype=torch.int64)), device)
+        _, answers = objective.evaluated(training.model, batch)
+    if use == BILLED and _shares(objective, answers) is None:
+        raise _no_classes()
 
 
 def _no_classes() -> Unsupported:
@@ -193,13 +196,18 @@ def _counts(training: PrivateTraining, test: Source, objective: Objective, each:
 
 def _batches(training: PrivateTraining, test: Source, each: int = BATCH) -> Iterator[Batch]:
     """The batches of `test` in order, while the model holds the averaged weights and is in evaluation mode."""
-    model = training.model
-    mode = {module: module.training for module in model.modules()}
-    model.eval()
+    with _evaluating(training), training.averaged():
+        for indices in torch.arange(len(test)).split(each):
+            yield placed(test.take(indices), training.device)
+
+
+@contextmanager
+def _evaluating(training: PrivateTraining) -> Iterator[None]:
+    """The model in evaluation mode; then every module in its own mode again."""
+    modes = {module: module.training for module in training.model.modules()}
+    training.model.eval()
     try:
-        with training.averaged():
-            for indices in torch.arange(len(test)).split(each):
-                yield placed(test.take(indices), training.device)
+        yield
     finally:
-        for module, was in mode.items():
+        for module, was in modes.items():
             module.training = was

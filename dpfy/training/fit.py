@@ -105,8 +105,8 @@ def fit(
         return done
     training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update)
     with training:
-        if use == BILLED and held_out is not None:
-            evaluation.require_answers(training, held_out, aim)
+        if held_out is not None:
+            evaluation.rehearse(training, held_out, aim, use)
         model.train()
         noted = metrics.last_step(training.folder.path)
         step = training.captured(aim.losses_of(model, training.records))

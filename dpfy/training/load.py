@@ -44,6 +44,8 @@ class Released:
     @classmethod
     def read(cls, run: Path | str) -> Released:
         """The finished run in the folder `run`; anything else is one line."""
+        if not isinstance(run, str | Path):
+            raise InvalidInput("run", type(run).__name__, "must be the folder of a finished run, as a path")
         folder = Path(run)
         if not folder.is_dir():
             raise InvalidInput("run", str(run), "is not a folder: give that of a finished run")

@@ -27,9 +27,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(0, -2), reduction="none")
         return losses.view(len(outputs), -1).mean(1)
     if outputs.dim() == 2 and targets.dim() == 1 and len(outputs) == len(targets):
-        return functional.cross_entropy(
-            outputs, targets.long(), reduction="none"
-        )  # as people write it: runs of both kinds are one
+        return _entropy(outputs, targets.long())  # as people write it: runs of both kinds are one
     return _of_classes(outputs, targets).mean(1)
 
 
@@ -82,12 +80,21 @@ def _of_classes(outputs: Tensor, targets: Tensor) -> Tensor:
     if whole.shape == (*outputs.shape[:-1], 1):
         whole = whole.squeeze(-1)
     if outputs.dim() >= 2 and whole.shape == outputs.shape[:-1]:
-        losses = functional.cross_entropy(outputs.flatten(0, -2), whole.flatten(), reduction="none", ignore_index=LEFT_OUT)
+        losses = _entropy(outputs.flatten(0, -2), whole.flatten())
     elif outputs.dim() >= 3 and whole.shape == (len(outputs), *outputs.shape[2:]):
-        losses = functional.cross_entropy(outputs, whole, reduction="none", ignore_index=LEFT_OUT)
+        losses = _entropy(outputs, whole)
     else:
         raise _unequal(outputs, targets, "cross entropy needs a score for each class and one class for each row or position")
     return losses.reshape(len(outputs), -1)
+
+
+def _entropy(outputs: Tensor, classes: Tensor) -> Tensor:
+    try:
+        return functional.cross_entropy(outputs, classes, reduction="none", ignore_index=LEFT_OUT)
+    except IndexError:  # which would show the label
+        raise InvalidInput(
+            "labels", "a class outside", f"must be from 0 to {outputs.shape[1] - 1}: one of the model's outputs"
+        ) from None
 
 
 def classes_of(name: str, targets: Tensor) -> Tensor:

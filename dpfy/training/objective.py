@@ -105,7 +105,7 @@ class Objective:
         """(inputs by place, inputs by name, targets) of a batch."""
         if isinstance(batch, Mapping):
             key = self._key(batch)
-            return (), {name: field for name, field in batch.items() if name != key}, batch[key]
+            return (), _by_name({name: field for name, field in batch.items() if name != key}), batch[key]
         if self.labels is not None:
             raise InvalidInput(
                 "labels", self.labels, f"is a key, but a batch is a {type(batch).__name__}: its last field is the target"
@@ -114,7 +114,7 @@ class Objective:
             raise InvalidInput("train", "one field a row", f"holds no targets: give (inputs, targets); else {WAY_OUT}")
         *fields, targets = batch
         if len(fields) == 1 and isinstance(fields[0], Mapping):
-            return (), dict(fields[0]), targets
+            return (), _by_name(fields[0]), targets
         if len(fields) == 1 and isinstance(fields[0], tuple | list):
             return tuple(fields[0]), {}, targets
         return tuple(fields), {}, targets
@@ -145,6 +145,12 @@ class Objective:
             dimensions = targets.ndim - (1 if isinstance(data, UserRecords) else 0)
             if kind is not None:
                 losses.check_type(self.loss, f"{name} labels", kind, dimensions)
+
+
+def _by_name(fields: Mapping[Any, Any]) -> dict[str, Any]:
+    if strange := [key for key in fields if not isinstance(key, str)]:
+        raise InvalidInput("train", f"the key {strange[0]!r}", "fields go to the model by name: keys must be text")
+    return dict(fields)
 
 
 def scores(outputs: Any) -> Any:

@@ -79,8 +79,10 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
         seen = f"{list(features.shape[1:])} numbers, {len(names)} classes"
         raise InvalidInput(SCHEMA, seen, f"must be what the model was trained on: {list(shape)} numbers, {count} classes")
     with torch.no_grad():
-        parts = [model(part).softmax(1) for part in features.split(AT_ONCE)]
-    return Predictions(names, torch.cat(parts), outside)
+        found = torch.cat([model(part).softmax(1) for part in features.split(AT_ONCE)])
+    if not bool(torch.isfinite(found).all()):
+        raise InvalidInput("run", str(run), "its model gives no numbers for these records: training diverged")
+    return Predictions(names, found, outside)
 
 
 def _schema(released: Released, kind: str) -> Schema | None:

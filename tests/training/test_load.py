@@ -16,6 +16,8 @@ from torch import nn
 
 import dpfy
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
+from dpfy.core.storage import sha256_of
+from dpfy.report import card as cards
 from dpfy.training import config, job, weights
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -93,6 +95,15 @@ def new_hash(folder):
     (folder / "privacy.json").write_text(json.dumps(card))
 
 
+def forged(folder):
+    """A better one: the card fits the exchanged model and its own digest; the ledger does not know it."""
+    changed_weights(folder)
+    card = json.loads((folder / "privacy.json").read_text())
+    card["files"][MODEL] = sha256_of(folder / MODEL)
+    card.pop("digest")
+    (folder / "privacy.json").write_bytes(cards.render(cards.sealed(card)))
+
+
 DAMAGED = [
     (lambda folder: shutil.rmtree(folder), InvalidInput, "is not a folder"),
     (lambda folder: [p.unlink() for p in folder.iterdir()], InvalidInput, "holds no dpfy run"),
@@ -102,6 +113,7 @@ DAMAGED = [
     (changed_weights, Corrupt, "model.safetensors: does not have the hash"),
     (pickled, Corrupt, "does not have the hash"),
     (new_hash, Corrupt, "privacy.json"),
+    (forged, Corrupt, r"privacy.json: is not the card with which ledger.jsonl says that the run ended"),
 ]
 
 
@@ -112,6 +124,12 @@ def test_a_folder_that_is_no_whole_run_is_refused(done, tmp_path, damage, kind, 
     with pytest.raises(kind, match=words) as problem:
         dpfy.load(tmp_path / "run", small.model())
     assert "\n" not in str(problem.value)
+
+
+def test_a_run_is_given_by_its_path():
+    for given in (3, None, b"runs/x", small):
+        with pytest.raises(InvalidInput, match="must be the folder of a finished run, as a path"):
+            dpfy.load(given, small.model())
 
 
 def test_a_run_that_released_no_model_says_so(tmp_path):
@@ -202,6 +220,7 @@ def test_an_adapter_is_released_alone_with_its_base_on_the_card(tmp_path, freeze
     assert told["holds"] == "the adapter alone"
     assert told["base"]["name"] == "BertForSequenceClassification"
     assert len(told["base"]["sha256"]) == 64
+    assert told["base"]["sha256"][:16] in (tmp_path / "run" / "report.html").read_text()
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
     # Another head and other first matrices of the adapter: both are released, and neither is the base.
     fresh = lora(bert(), seed=8, freeze_a=freeze_a)
