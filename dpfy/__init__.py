@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
     from dpfy.training.normalise import private_batchnorm
+    from dpfy.training.plateau import Plateau
     from dpfy.training.predict import predict
     from dpfy.training.run import Run, RunFolder
     from dpfy.training.runtime import Runtime
@@ -68,9 +69,11 @@ _HOME = {
     "blt": "dpfy.plan.correlated",
     "dpftrl": "dpfy.plan.correlated",
     "dpsgd": "dpfy.plan.recipe",
+    "with_stopping": "dpfy.plan.recipe",
     "Terms": "dpfy.queries.plan",
     "query": "dpfy.queries.run",
     "verify": "dpfy.report.verify",
+    "Plateau": "dpfy.training.plateau",
     "Result": "dpfy.training.fit",
     "fit": "dpfy.training.fit",
     "load": "dpfy.training.load",
@@ -95,6 +98,7 @@ __all__ = [
     "Ledger",
     "Normalisation",
     "Plan",
+    "Plateau",
     "PrivateTraining",
     "Recipe",
     "Result",
@@ -125,6 +129,7 @@ __all__ = [
     "repair",
     "save_pretrained",
     "verify",
+    "with_stopping",
 ]
 
 

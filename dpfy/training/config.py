@@ -21,6 +21,7 @@ from dpfy.models.config import ModelConfig
 from dpfy.noise.schedule import Schedule, equal_phases, given_phases
 from dpfy.plan.auto import MECHANISMS
 from dpfy.plan.recipe import FLOAT, NOISES, SAMPLINGS
+from dpfy.plan.stopping import MOST_POINTS
 from dpfy.training.paperwork import AboutConfig, LedgerConfig, PublicConfig
 from dpfy.training.runtime import Runtime
 
@@ -115,6 +116,12 @@ class TrainingConfig:
         "constant noise",
     )
     phase_steps: tuple[int, ...] | None = setting(None, "Steps of each of the noise_phases.", "phases of equal length")
+    stopping: int | None = setting(
+        None, "Points, equally spaced, at which the run may end early, billed for what it released.", "none"
+    )
+    patience: int | None = setting(
+        None, "End the run when the loss on public test data did not improve at so many of these points.", "never"
+    )
     noise: str = setting(FLOAT, "How noise is added: float, or exact (every released value is where real numbers would put it).")
     batch_size: float | None = setting(None, "Mean size of a batch.", "all units")
     epochs: float | None = setting(None, "Expected passes over the data; or give steps.")
@@ -146,6 +153,14 @@ class TrainingConfig:
                 raise InvalidInput("training.bands", self.bands, "goes with the mechanism band-mf")
         self._check_phases()
         self._check_clip()
+        if self.stopping is not None:
+            check.integer("training.stopping", self.stopping, most=MOST_POINTS)
+        if self.patience is not None:
+            check.integer("training.patience", self.patience)
+        if self.patience is not None and self.stopping is None:
+            raise InvalidInput(
+                "training.patience", self.patience, "goes with training.stopping, the points at which a run may end"
+            )
         check.one_of("training.optimizer", self.optimizer, OPTIMIZERS)
         check.one_of("training.loss", self.loss, LOSSES)
         if self.batch_size is not None:
@@ -254,6 +269,12 @@ class JobConfig:
     about: AboutConfig = field(default_factory=AboutConfig)
 
     def __post_init__(self) -> None:
+        if self.training.patience is not None and self.data.test_use != "public":
+            raise InvalidInput(
+                "training.patience",
+                self.training.patience,
+                "goes with public test data (--set data.test=public)",
+            )
         if self.privacy.test_noise is not None and self.data.test_use != "billed":
             raise InvalidInput(
                 "privacy.test_noise", self.privacy.test_noise, 'goes with data.test = "billed" (--set data.test=billed)'

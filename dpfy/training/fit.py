@@ -29,6 +29,7 @@ from dpfy.training.load import Released
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
 from dpfy.training.objective import BatchLosses, Objective
+from dpfy.training.plateau import Rule, check_rule
 from dpfy.training.progress import spent
 from dpfy.training.run import Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
@@ -66,6 +67,7 @@ def fit(
     test_noise: float | None = None,
     runtime: Runtime | None = None,
     update: Update | None = None,
+    stop: Rule | None = None,
 ) -> Result:
     """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model holds the released weights.
 
@@ -81,12 +83,17 @@ def fit(
     the guarantee), and billed in the ledger beside the plan: the guarantee printed covers both. "withheld" (the default): nothing of it
     is written anywhere; `Result.utility` is for the caller alone, and no part of what the guarantee covers.
 
+    `stop` may end the run early, where the plan has points for that (``dpfy.dpsgd(..., stopping=5)``): at each point it is given a row of
+    metrics.jsonl for every point so far, and ends the run by returning True (:class:`dpfy.Plateau`). It must look at public figures and
+    at what was released alone.
+
     Resuming a run that is finished returns its result and gives the model the released weights; a crash between the card and the
     end of the erasure is made good.
 
     Guarantees: those of :class:`PrivateTraining`.
     """
     check_parts(model, optimizer, plan)
+    check_rule(stop, plan)
     aim = Objective(loss, labels, objective)
     aim.check("train", train)
     use = evaluation.check_use(test, test_is, test_noise)
@@ -110,12 +117,12 @@ def fit(
         model.train()
         noted = metrics.last_step(training.folder.path)
         step = training.captured(aim.losses_of(model, training.records))
-        for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None):
+        for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None, stop):
             step(batch)
         found = _evaluated(training, aim, held_out, use)
         utility = found.utility or evaluation.measure(training, aim, held_out)
-        guarantee = training.guarantee()
         folder = training.finish(found.utility, found.confusion, found.test)
+        guarantee = training.guarantee()
         adopt(training.average, training.model)
     epsilon = guarantee.epsilon(plan.delta)
     seconds = time.monotonic() - started
@@ -153,20 +160,31 @@ def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
     return Result(folder, guarantee, guarantee.epsilon(plan.delta), plan.delta, utility, told["steps_done"], 0.0, BEFORE)
 
 
-def _noting(training: PrivateTraining, noted: int, aim: Objective, test: Source | None) -> Iterator[Batch]:
-    """The batches; between steps, the marked ones leave a row in metrics.jsonl, also where a crash lost it."""
-    epsilons = spent(training.plan)
+def _noting(training: PrivateTraining, noted: int, aim: Objective, test: Source | None, stop: Rule | None) -> Iterator[Batch]:
+    """The batches; between steps, the marked ones leave a row in metrics.jsonl, also where a crash lost it, and `stop` is asked."""
+    plan = training.plan
+    points = () if plan.recipe.stopping is None or stop is None else plan.recipe.stopping.early
+    epsilons = spent(plan) | {point: plan.epsilon_after(point) for point in points}
+    asked = 0
 
-    def note() -> None:
-        nonlocal noted
+    def ends() -> bool:
+        """Leave the row of this step, once; whether the rule ends the run here."""
+        nonlocal noted, asked
         done = training.steps_done
         if done > noted:
             if done in epsilons:
                 training._note(epsilon=epsilons[done], **evaluation.measure(training, aim, test))
             noted = done
+        if stop is None or done not in points or done <= asked or training.last_step < plan.recipe.steps:
+            return False
+        asked = done
+        rows = metrics.rows(training.folder.path)
+        return bool(training.world.leads("the end of the run", lambda: bool(stop([r for r in rows if r["step"] in points]))))
 
-    note()
+    if ends():
+        return
     for batch in training.batches():
         yield batch
-        note()
-    note()
+        if ends():
+            return
+    ends()

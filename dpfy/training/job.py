@@ -23,7 +23,7 @@ from dpfy.data.count import held_out
 from dpfy.data.records import Records
 from dpfy.models import build, features
 from dpfy.plan.auto import Setting, Target, recipe_for
-from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.plan.recipe import Plan, dpsgd, with_stopping
 from dpfy.report import first
 from dpfy.report.card import NAME as CARD
 from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
@@ -31,6 +31,7 @@ from dpfy.training import evaluation
 from dpfy.training.config import MOST_GROUP, JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
+from dpfy.training.plateau import Plateau
 from dpfy.training.ready import UNKNOWN
 from dpfy.training.run import TRAINING, Run, RunFolder, ended, finish_erasure
 from dpfy.training.update import Update
@@ -90,6 +91,7 @@ def plan_of(config: JobConfig) -> Plan:
     recipe = recipe_for(training.mechanism, setting, None if fixed else target, training.bands)
     strategy = training.schedule(recipe.steps) or recipe.strategy
     recipe = replace(recipe, strategy=strategy, clip=training.clip_rule(), unit=config.data.unit, noise=training.noise)
+    recipe = with_stopping(recipe, training.stopping)
     if privacy.noise_multiplier is not None:
         plan = recipe.with_noise(
             privacy.noise_multiplier,
@@ -183,6 +185,7 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
             test_is=config.data.test_use,
             runtime=config.runtime.runtime(progress),
             update=Update(config.training.average),
+            stop=None if config.training.patience is None else Plateau(patience=config.training.patience),
         )
     return Outcome(out, _card(out), result.seconds, result.engine)
 

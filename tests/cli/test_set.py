@@ -61,6 +61,8 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "training.mechanism": (["training.mechanism=tree"], "tree"),
     "training.sampling": (["training.sampling=without-replacement"], "without-replacement"),
     "training.bands": (["training.mechanism=band-mf", "training.bands=4"], 4),
+    "training.stopping": (["training.stopping=5"], 5),
+    "training.patience": (["training.stopping=5", "training.patience=2"], 2),
     "training.noise": (["training.noise=exact"], "exact"),
     "training.noise_phases": (PHASES, (2.0, 1.5)),
     "training.phase_steps": (PHASES, (100, 20)),

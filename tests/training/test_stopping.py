@@ -239,3 +239,80 @@ def test_points_are_steps_or_parts_of_the_run():
     assert Plan.from_json(plan().to_json()) == plan()
     with pytest.raises(InvalidInput, match="share"):
         type(shares)(shares.points, 1.01 / len(shares.points))
+
+
+def fitted(path: Path, stop: object, **change: object) -> dpfy.Result:
+    net = small.model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    given = {"plan": plan(), "test": small.data(), "test_is": "public", "run": dpfy.Run(path / "run", seed=5)} | change
+    return dpfy.fit(net, small.data(), optimizer=optimizer, stop=stop, **given)
+
+
+def test_fit_ends_where_a_rule_over_public_figures_says(tmp_path):
+    seen: list[list[int]] = []
+
+    def rule(rows) -> bool:
+        seen.append([row["step"] for row in rows])
+        assert all({"test_loss", "test_accuracy", "epsilon"} <= row.keys() for row in rows)
+        return len(rows) == 3
+
+    result = fitted(tmp_path, rule)
+    assert seen == [[4], [4, 8], [4, 8, 12]]
+    assert result.steps == 12
+    assert result.epsilon == plan().epsilon_after(12) == card(tmp_path)["guarantee"]["epsilon"]
+    assert result.guarantee.epsilon(DELTA) == result.epsilon
+    assert all(f.holds for f in verify(tmp_path / "run"))
+    again = fitted(tmp_path, rule, run=dpfy.Run(tmp_path / "run", resume=True, seed=5))
+    assert (again.steps, again.epsilon) == (12, result.epsilon)
+
+
+def test_fit_that_dies_after_its_end_ends_there(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "finish", crash)
+        with pytest.raises(Crash):
+            fitted(tmp_path, lambda rows: True)
+    result = fitted(tmp_path, crash, run=dpfy.Run(tmp_path / "run", resume=True, seed=5))  # the rule is not asked again
+    assert result.steps == 4
+    assert all(f.holds for f in verify(tmp_path / "run"))
+
+
+def test_rules_that_cannot_be_followed_are_refused_before_anything_is_reserved(tmp_path):
+    with pytest.raises(InvalidInput, match=r"stop: .*stopping=5"):
+        fitted(tmp_path, lambda rows: True, plan=plan(stopping=None))
+    with pytest.raises(InvalidInput, match="stop: "):
+        fitted(tmp_path, "soon")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InvalidInput, match=r"plateau\.metric"):
+        dpfy.Plateau("test_loss")([{"step": 4, "epsilon": 1.0}])
+
+
+def test_a_plateau():
+    rows = lambda *values: [{"step": k, "test_loss": v, "test_accuracy": -v} for k, v in enumerate(values)]  # noqa: E731
+    assert not dpfy.Plateau()(rows(1.0))
+    assert not dpfy.Plateau()(rows(1.0, 0.9))
+    assert dpfy.Plateau()(rows(1.0, 1.0))
+    assert dpfy.Plateau("test_accuracy")(rows(1.0, 1.1))
+    assert not dpfy.Plateau(patience=2)(rows(1.0, 1.1))
+    assert dpfy.Plateau(patience=2)(rows(1.0, 1.1, 1.2))
+    assert not dpfy.Plateau(patience=2)(rows(1.0, 1.1, 0.9))
+    assert dpfy.Plateau(least=0.2)(rows(1.0, 0.9))
+    assert dpfy.Plateau()([*rows(1.0), {"step": 9, "test_loss": "infinity"}])
+
+
+def test_a_job_ends_early(tmp_path):
+    from dpfy.training import config, job
+
+    flags = {
+        "data.kind": "digits", "data.test": "public", "model.name": "linear", "privacy.delta": 1e-4, "training.steps": 10,
+        "training.stopping": 5, "training.patience": 1, "training.learning_rate": 1e-9, "privacy.epsilon": 2.0,
+        "training.batch_size": 100.0,
+    }  # fmt: skip
+    outcome = job.run(config.make({}, flags), tmp_path / "run", seed=3)
+    told = outcome.card["sections"][0]
+    assert told["ended"]["billed"] == told["steps_done"] < 10
+    assert outcome.card["guarantee"]["epsilon"] < 1.9
+    assert all(f.holds for f in verify(tmp_path / "run"))
+    with pytest.raises(InvalidInput, match=r"training\.patience.*public"):
+        config.make({}, flags | {"data.test": "withheld"})
+    with pytest.raises(InvalidInput, match=r"training\.patience.*training\.stopping"):
+        config.make({}, flags | {"training.stopping": None})
