@@ -17,7 +17,9 @@ from torch.nn.utils import parametrizations
 from dpfy.core.errors import Unsupported
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.contributions import outer, placed
+from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.contributions.embedding import EmbeddingGradient, RaggedEmbeddingGradient
+from dpfy.gradients.contributions.placed import Below, Through
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.tracing.tape import BATCH_AXES, tells
@@ -278,3 +280,16 @@ def test_what_cancels_stays_within_the_bound(name: str, dtype: torch.dtype, keep
                 total = engine.bounded_sum(losses(use), FlatClip(1.0), torch.tensor([True, False])).value
             engine.detach()
             assert sum(float(t.double().square().sum()) for t in total.values()) <= 1.0
+
+
+def test_sums_through_a_function_are_of_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only some examples' gradients exist at one time."""
+    torch.manual_seed(0)
+    grads, matrix, weights = torch.randn(7, 3, 2, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64), torch.rand(7)
+    expected = torch.einsum("b,boi,ik->ok", weights.double(), grads, matrix)
+    for most in (1, 3 * 18, 10**6):
+        monkeypatch.setattr(placed, "CHUNK_ELEMENTS", most)
+        part = Through(Below(Direct(grads), lambda each: [each @ matrix], [torch.Size((3, 4))]), 0)
+        assert len(part.below.chunks()) == {1: 7, 3 * 18: 3, 10**6: 1}[most]
+        assert torch.allclose(part.weighted_sum(weights.double()), expected)
+        assert torch.allclose(part.measured()[0][0], (grads @ matrix).square().sum((1, 2)))

@@ -18,6 +18,7 @@ from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.tracing.tape import _scales
 from dpfy.gradients.tracing.untracked import AGREEING
 
 T, C, V = 5, 4, 11
@@ -229,3 +230,11 @@ def test_the_examples_of_a_position_table_are_not_written_out(monkeypatch: pytes
     fast.bounded_sum(losses_of(model, torch.randint(0, V, (6, T))), FlatClip(1.0))
     assert [type(part) for part in seen["scale"]] == [Direct]
     assert not fast._suspects
+
+
+def test_short_rows_that_change_places_are_noticed_beside_a_long_one() -> None:
+    rows, weights = torch.ones(4, 3, dtype=torch.float64), torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
+    rows[0] = 1e20
+    tilted = weights[:, None] * rows
+    assert _scales(rows, tilted, weights)
+    assert not _scales(rows, tilted[[0, 2, 1, 3]], weights)
