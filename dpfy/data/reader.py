@@ -29,7 +29,7 @@ class Failed:
     error: Exception
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reader(Dataset[Any]):
     """Reads the records of a draw, `views` times each, and collates them.
 
@@ -42,6 +42,8 @@ class Reader(Dataset[Any]):
     dataset: Any
     collate: Collate | None
     views: int
+    slow: bool = False
+    """Whether any record drew from NumPy's or Python's generator, which take longer to seed than a small record to read."""
 
     def __getitem__(self, draw: Draw) -> Batch | Failed:
         try:
@@ -51,22 +53,33 @@ class Reader(Dataset[Any]):
 
     def batch(self, draw: Draw) -> Batch:
         """The batch of a draw; with several views its tensors are [records, views, ...]."""
-        rows = len(draw.indices) * self.views
+        rows = [(int(index), view) for index in draw.indices for view in range(self.views)]
         with _borrowed_generators():
             if self.collate is None and hasattr(self.dataset, "rows"):
                 _seed(draw.key, "rows", draw.place)
-                found = self.dataset.rows([int(i) for i in draw.indices for _ in range(self.views)])
+                found = self.dataset.rows([index for index, _ in rows])
             else:
-                items = [self._item(int(i), view, draw.key) for i in draw.indices for view in range(self.views)]
+                items = self._items(rows, draw)
                 _seed(draw.key, "collate", draw.place)
                 found = _stacked(items) if self.collate is None else self.collate(items)
-        batch = plain("batch", found, rows)
+        batch = plain("batch", found, len(rows))
         if self.views == 1:
             return batch
         return pytree.tree_map_only(Tensor, lambda t: t.unflatten(0, (len(draw.indices), self.views)), batch)
 
+    def _items(self, rows: list[tuple[int, int]], draw: Draw) -> list[Any]:
+        """The records. As long as none drew from the slow generators they are not seeded for each; one that does is read again."""
+        if not self.slow:
+            _seed(draw.key, "records", draw.place)
+            before = _slow_generators()
+            items = [self._item(*row, draw.key) for row in rows]
+            if _slow_generators() == before:
+                return items
+            self.slow = True
+        return [self._item(*row, draw.key) for row in rows]
+
     def _item(self, index: int, view: int, key: bytes) -> Any:
-        _seed(key, index, view)
+        _seed(key, index, view, slow=self.slow)
         try:
             return self.dataset[index]
         except Exception as error:
@@ -83,12 +96,19 @@ def _stacked(items: list[Any]) -> Batch:
         raise InvalidInput("train", "records that do not stack to a batch", rule) from None
 
 
-def _seed(key: bytes, *address: object) -> None:
+def _seed(key: bytes, *address: object, slow: bool = True) -> None:
     digest = hashlib.blake2b(repr(address).encode(), key=key, digest_size=16).digest()
     seed = int.from_bytes(digest[:8], "little")
     torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(int.from_bytes(digest[8:12], "little"))
+    if slow:
+        random.seed(seed)
+        np.random.seed(int.from_bytes(digest[8:12], "little"))
+
+
+def _slow_generators() -> tuple[object, ...]:
+    """Where Python's and NumPy's generators stand."""
+    kind, words, *rest = np.random.get_state()
+    return random.getstate(), kind, words.tobytes(), *rest
 
 
 @contextmanager
