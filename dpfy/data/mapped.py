@@ -27,9 +27,9 @@ class MappedArrays:
     """
 
     def __init__(self, arrays: Any) -> None:
+        if not isinstance(arrays, dict):  # batches are tuples then, as those of arrays in memory
+            arrays = (arrays,) if isinstance(arrays, np.ndarray) else tuple(arrays)
         found, self._structure = pytree.tree_flatten_with_path(arrays)
-        if isinstance(arrays, list):
-            self._structure = pytree.tree_structure(tuple(arrays))
         self._arrays = [_array(f"train{pytree.keystr(path)}", leaf) for path, leaf in found]
         rows = [len(array) for array in self._arrays]
         if len(set(rows)) > 1:

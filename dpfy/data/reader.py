@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,11 @@ from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.data.batch import Batch, Draw, plain
 
 Collate = Callable[[list[Any]], Any]
+
+RECORD, BATCH, COLLATE = range(3)
+"""What is seeded: the reading of one record in one view, of a whole batch, or the collating of it."""
+
+_address = Struct("<BQQ").pack
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,11 @@ class Reader(Dataset[Any]):
         rows = [(int(index), view) for index in draw.indices for view in range(self.views)]
         with _borrowed_generators():
             if self.collate is None and hasattr(self.dataset, "rows"):
-                _seed(draw.key, "rows", draw.place)
+                _seed(draw.key, BATCH, draw.place)
                 found = self.dataset.rows([index for index, _ in rows])
             else:
                 items = self._items(rows, draw)
-                _seed(draw.key, "collate", draw.place)
+                _seed(draw.key, COLLATE, draw.place)
                 found = _stacked(items) if self.collate is None else self.collate(items)
         batch = plain("batch", found, len(rows))
         if self.views == 1:
@@ -70,7 +76,7 @@ class Reader(Dataset[Any]):
     def _items(self, rows: list[tuple[int, int]], draw: Draw) -> list[Any]:
         """The records. As long as none drew from the slow generators they are not seeded for each; one that does is read again."""
         if not self.slow:
-            _seed(draw.key, "records", draw.place)
+            _seed(draw.key, BATCH, draw.place)
             before = _slow_generators()
             items = [self._item(*row, draw.key) for row in rows]
             if _slow_generators() == before:
@@ -79,7 +85,7 @@ class Reader(Dataset[Any]):
         return [self._item(*row, draw.key) for row in rows]
 
     def _item(self, index: int, view: int, key: bytes) -> Any:
-        _seed(key, index, view, slow=self.slow)
+        _seed(key, RECORD, index, view, slow=self.slow)
         try:
             return self.dataset[index]
         except Exception as error:
@@ -96,8 +102,9 @@ def _stacked(items: list[Any]) -> Batch:
         raise InvalidInput("train", "records that do not stack to a batch", rule) from None
 
 
-def _seed(key: bytes, *address: object, slow: bool = True) -> None:
-    digest = hashlib.blake2b(repr(address).encode(), key=key, digest_size=16).digest()
+def _seed(key: bytes, kind: int, number: int, view: int = 0, *, slow: bool = True) -> None:
+    """Seed the global generators for one address of the draw's key."""
+    digest = hashlib.blake2b(_address(kind, number, view), key=key, digest_size=16).digest()
     seed = int.from_bytes(digest[:8], "little")
     torch.default_generator.manual_seed(seed)
     if slow:
