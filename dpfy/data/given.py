@@ -160,11 +160,32 @@ def _of_loader(loader: DataLoader[Any]) -> LazyRecords:
     )
 
 
+class HuggingFace:
+    """A `datasets.Dataset` without a transform of its own: it reads many records at once much faster than one after the other."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def many(self, indices: list[int]) -> list[Any]:
+        """The records at `indices`."""
+        found: list[Any] = self.dataset.__getitems__(indices)
+        return found
+
+
 def _hugging_face(dataset: Any) -> Any:
     """A `datasets.Dataset` that gives tensors, unless its owner chose another format."""
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "__getitems__"):
         raise InvalidInput("train", f"datasets.{type(dataset).__name__}", "must be one split of it: give dataset['train']")
-    return dataset.with_format("torch") if dataset.format["type"] is None else dataset
+    given = dataset.format["type"]
+    if given == "custom":  # a transform, which may draw at random
+        return dataset
+    return HuggingFace(dataset.with_format("torch") if given is None else dataset)
 
 
 def _an(name: str) -> str:

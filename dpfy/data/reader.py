@@ -39,7 +39,8 @@ class Failed:
 class Reader(Dataset[Any]):
     """Reads the records of a draw, `views` times each, and collates them.
 
-    A dataset with a method ``rows(indices)`` gives whole batches by itself, unless there is a `collate` function.
+    A dataset with a method ``rows(indices)`` gives whole batches by itself, unless there is a `collate` function; one with
+    ``many(indices)`` gives a list of records. Both are for data without augmentation.
 
     Guarantees: before each record is read, the global generators of torch, NumPy and Python are seeded by the draw's key, the record
     and the view: a record's augmentation depends on nothing else, and the same draw gives it again. They are left as they were found.
@@ -75,6 +76,9 @@ class Reader(Dataset[Any]):
 
     def _items(self, rows: list[tuple[int, int]], draw: Draw) -> list[Any]:
         """The records. As long as none drew from the slow generators they are not seeded for each; one that does is read again."""
+        if hasattr(self.dataset, "many"):
+            _seed(draw.key, BATCH, draw.place)
+            return list(self.dataset.many([index for index, _ in rows]))
         if not self.slow:
             _seed(draw.key, BATCH, draw.place)
             before = _slow_generators()

@@ -303,6 +303,7 @@ def seamed(training: PrivateTraining, seams: Seams | None) -> Iterator[None]:
     changed = dataclasses.replace(recipe, sampler=sampler, steps=seams.steps or recipe.steps)
     plan, real = dataclasses.replace(claimed, recipe=changed), training.private_step
     _set(training, "plan", plan)
+    _set(training, "drawing", dataclasses.replace(training.drawing, recipe=changed))
     _set(training, "private_step", dataclasses.replace(real, plan=plan, stream=seams.stream(real.stream)))
     try:
         yield

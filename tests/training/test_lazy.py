@@ -36,6 +36,15 @@ FORMS: dict[str, Callable[[Path], object]] = {
 }
 
 
+def hugging_face(transformed: bool = False) -> Any:
+    import datasets
+
+    held = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
+    if not transformed:
+        return held
+    return held.with_transform(lambda rows: {"x": [torch.tensor(x) + torch.rand(()) for x in rows["x"]], "label": rows["label"]})
+
+
 def mapped(path: Path, array: np.ndarray) -> np.memmap:
     np.save(path, array)
     return np.load(path, mmap_mode="r")
@@ -46,6 +55,26 @@ def test_lazy_records_release_the_bits_of_records_in_memory(
     form: str, tmp_path: Path, in_memory: dict[str, torch.Tensor]
 ) -> None:
     assert equal(train(FORMS[form](tmp_path), tmp_path / "run"), in_memory)
+
+
+def test_a_hugging_face_dataset_gives_dicts_of_tensors() -> None:
+    import datasets
+
+    records = as_source(hugging_face())
+    batch = records.take(torch.tensor([3, 9, 3]))
+    assert torch.equal(batch["x"], X[[3, 9, 3]])
+    assert batch["label"].tolist() == Y[[3, 9, 3]].tolist()
+    one, two = (dpfy.lazy(hugging_face(transformed=True)).take(torch.tensor([3, 9])) for _ in range(2))
+    assert torch.equal(one["x"], two["x"]), "a transform draws what the draw's key says"
+    assert not torch.equal(one["x"], X[[3, 9]])
+    padded = dpfy.lazy(hugging_face(), collate=lambda items: {"x": torch.stack([item["x"] for item in items])})
+    assert torch.equal(padded.take(torch.tensor([5]))["x"], X[[5]])
+    with pytest.raises(InvalidInput, match=r"datasets.DatasetDict'; must be one split of it"):
+        as_source(datasets.DatasetDict({"train": hugging_face()}))
+    with pytest.raises(Unsupported, match="every plan draws records by number"):
+        as_source(hugging_face().to_iterable_dataset())
+    with pytest.raises(InvalidInput, match=r"batch\['name'\]\[0\]: got 'str'"):
+        as_source(hugging_face().add_column("name", ["anna"] * len(X))).take(torch.tensor([0]))
 
 
 @pytest.fixture(scope="module")
