@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler, default_collate
 
 import dpfy
-from dpfy.core.errors import DpfyError, InvalidInput
+from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.data.given import as_source, rows_of
 from dpfy.data.lazy import LazyRecords
 
