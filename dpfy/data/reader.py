@@ -118,8 +118,8 @@ def _seed(key: bytes, kind: int, number: int, view: int = 0, *, slow: bool = Tru
 
 def _slow_generators() -> tuple[object, ...]:
     """Where Python's and NumPy's generators stand."""
-    kind, words, *rest = np.random.get_state()
-    return random.getstate(), kind, words.tobytes(), *rest
+    held = np.random.get_state(legacy=False)
+    return random.getstate(), held["state"]["key"].tobytes(), held["state"]["pos"], held["has_gauss"], held["gauss"]
 
 
 @contextmanager
