@@ -117,22 +117,31 @@ def _run(block: Block, space: dict[str, object], page: Path) -> None:
         raise RuntimeError(f"exit status {ended.returncode}")
 
 
-def in_a_folder_of_its_own(page: Path, quick: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a page in a fresh process and an empty folder (but for the project's examples)."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
-        environment = os.environ | {name: f"{path}{os.pathsep}{os.environ.get(name, '')}" for name, path in paths.items()}
-        environment |= {"MPLBACKEND": "agg", "DPFY_DATA": ""}
-        os.symlink(ROOT / "examples", Path(folder) / "examples")
-        command = [sys.executable, str(Path(__file__).resolve()), "--here", *(["--quick"] if quick else []), str(page)]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
+def in_a_process_of_its_own(*pages: Path, quick: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run pages in one fresh process, each in an empty folder of its own (but for the project's examples)."""
+    paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {name: f"{path}{os.pathsep}{os.environ.get(name, '')}" for name, path in paths.items()}
+    environment |= {"MPLBACKEND": "agg", "DPFY_DATA": ""}
+    words = ["--here", *(["--quick"] if quick else []), *map(str, pages)]
+    command = [sys.executable, str(Path(__file__).resolve()), *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+
+
+def here(pages: list[Path], quick: bool) -> None:
+    """Run pages in this process, one after the other."""
+    for page in pages:
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(ROOT / "examples", Path(folder) / "examples")
+            os.chdir(folder)
+            run(page, quick)
+            os.chdir(ROOT)
 
 
 def main(arguments: list[str]) -> int:
     """Run the pages that are named, or all; print how many blocks ran, and each that says why it does not."""
     quick, named = "--quick" in arguments, [Path(word).resolve() for word in arguments if not word.startswith("--")]
     if "--here" in arguments:
-        run(named[0], quick)
+        here(named, quick)
         return 0
     failed, ran, reasons = 0, 0, []
     for page in named or pages():
@@ -141,7 +150,7 @@ def main(arguments: list[str]) -> int:
         count = sum(block.runs for block in held)
         if not count:
             continue
-        ended = in_a_folder_of_its_own(page, quick)
+        ended = in_a_process_of_its_own(page, quick=quick)
         failed += ended.returncode != 0
         ran += count
         print(f"{'FAILED' if ended.returncode else 'ok':7}{page.relative_to(ROOT)}: {count} blocks", flush=True)
