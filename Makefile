@@ -50,7 +50,7 @@ docs: setup
 	@echo "look at it: python -m http.server -d build/site"
 
 wheel: setup
-	$(BIN)/python tools/wheel.py
+	$(BIN)/python tools/package.py
 
 bench: setup
 	$(BIN)/python benchmarks/accounting.py

@@ -93,8 +93,8 @@ def test_living_links_are_not(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wheel_and_sdist_are_whole(tmp_path: Path) -> None:
-    import wheel
+    import package
 
-    found = wheel.check(tmp_path)
+    found = package.check(tmp_path)
     assert found[0].endswith(".whl")
     assert found[1].endswith(".tar.gz")

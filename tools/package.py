@@ -1,4 +1,4 @@
-"""Build wheel and sdist, and see that they are whole: `python tools/wheel.py [FOLDER]`, by default into dist/.
+"""Build wheel and sdist, and see that they are whole: `python tools/package.py [FOLDER]`, by default into dist/.
 
 The wheel is installed into a new environment, whose other packages are those of this one, and asked for its version, an epsilon and what it
 carries. A wheel made from the sdist must hold the same files.
