@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import importlib
 import inspect
 import re
@@ -132,7 +133,7 @@ def api() -> str:
 
 
 def _entry(name: str, found: Any) -> list[str]:
-    lines = [f"## {name}", "", "```python", f"{name}{_signature(found)}", "```", "", *_doc(found)]
+    lines = [f"## {name}", "", "```python", f"{name}{_signature(found, broken=True)}", "```", "", *_doc(found)]
     if inspect.isclass(found) and not issubclass(found, Exception):
         for key, member in sorted(vars(found).items()):
             target = member.__func__ if isinstance(member, classmethod | staticmethod) else member
@@ -143,11 +144,43 @@ def _entry(name: str, found: Any) -> list[str]:
     return lines
 
 
-def _signature(found: Any) -> str:
+def _signature(found: Any, broken: bool = False) -> str:
+    """How it is called, as one would write it; if `broken`, a long one over several lines."""
+    if inspect.isclass(found) and issubclass(found, enum.Enum):
+        return ""
     try:
-        return re.sub(r"<factory>|<object object at 0x\w+>", "...", str(inspect.signature(found)))
+        signature = inspect.signature(found)
     except (TypeError, ValueError):
         return ""
+    words, star = [], False
+    for item in signature.parameters.values():
+        if item.name in ("self", "cls"):
+            continue
+        if item.kind is item.KEYWORD_ONLY and not star:
+            words.append("*")
+        star = star or item.kind in (item.KEYWORD_ONLY, item.VAR_POSITIONAL)
+        words.append(_parameter(item))
+    back = (
+        ""
+        if signature.return_annotation in (signature.empty, "None", None)
+        else f" -> {_annotation(signature.return_annotation)}"
+    )
+    line = f"({', '.join(words)}){back}"
+    return line if not broken or len(line) < 90 else "(\n" + "".join(f"    {word},\n" for word in words) + f"){back}"
+
+
+def _parameter(item: inspect.Parameter) -> str:
+    mark = {item.VAR_POSITIONAL: "*", item.VAR_KEYWORD: "**"}.get(item.kind, "")
+    kind = "" if item.annotation is item.empty else f": {_annotation(item.annotation)}"
+    if item.default is item.empty:
+        return f"{mark}{item.name}{kind}"
+    value = item.default.value if isinstance(item.default, enum.Enum) else item.default
+    shown = repr(value) if len(repr(value)) <= 24 and " at 0x" not in repr(value) else "..."
+    return f"{mark}{item.name}{kind} = {shown}"
+
+
+def _annotation(found: Any) -> str:
+    return found if isinstance(found, str) else getattr(found, "__name__", str(found))
 
 
 def _doc(found: Any) -> list[str]:
