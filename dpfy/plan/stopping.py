@@ -53,7 +53,7 @@ class Stopping:
 def stopping(given: int | Sequence[float] | None, steps: int) -> Stopping | None:
     """Where a run of `steps` may end: at `given` equally spaced points, or at those given, as steps or as parts of the whole below 1.
 
-    The end of the run is a point in any case.
+    The end of the run is a point in any case; where it is the only one, there is nothing to choose.
     """
     if given is None:
         return None
@@ -64,7 +64,7 @@ def stopping(given: int | Sequence[float] | None, steps: int) -> Stopping | None
         points = {-(-steps * k // count) for k in range(1, count + 1)}
     else:
         points = {_point(value, steps) for value in given} | {steps}
-    return Stopping(tuple(sorted(points)), ROUNDED / len(points))
+    return None if points == {steps} else Stopping(tuple(sorted(points)), ROUNDED / len(points))
 
 
 def _point(value: float, steps: int) -> int:
