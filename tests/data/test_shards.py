@@ -132,8 +132,10 @@ def test_memory_mapped_arrays_keep_their_structure_and_let_pages_go(tmp_path: Pa
     assert torch.equal(batch["in"][0], torch.from_numpy(X[DRAWN]))
     assert batch["y"].tolist() == Y[DRAWN].tolist()
     assert torch.equal(arrays[3]["in"][0], torch.from_numpy(X[3]))
+    assert arrays._read > 0
     monkeypatch.setattr(mapped, "KEPT", 1)
     assert torch.equal(arrays.rows(DRAWN)["in"][0], torch.from_numpy(X[DRAWN]))
+    assert arrays._read == 0, "let go"
     assert torch.equal(arrays.rows(DRAWN)["in"][0], torch.from_numpy(X[DRAWN])), "and come back when they are asked for"
     with pytest.raises(InvalidInput, match="every array must have the same number of rows"):
         MappedArrays((held, Y[:5]))

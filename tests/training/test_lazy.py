@@ -189,6 +189,19 @@ def test_other_data_is_refused_at_a_resume(other: object, tmp_path: Path) -> Non
     train(Changed(), tmp_path / "run", resume=True)
 
 
+def test_the_fingerprint_tells_the_number_of_records() -> None:
+    """Also where the sample is of the same records."""
+    from dpfy.core.random import Randomness
+
+    class Alike(Changed):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return super().__getitem__(0)
+
+    randomness = Randomness.for_tests(5)
+    one, other = (dpfy.lazy(Alike(length=length)).fingerprint(randomness) for length in (1000, 1001))
+    assert one != other
+
+
 def test_a_change_that_the_sample_misses_is_found_by_the_sum_of_a_step_made_again(tmp_path: Path) -> None:
     """Records outside of the sample change between the death and the resume, in a step that has its noise."""
     from dpfy.core.random import Randomness
@@ -424,6 +437,7 @@ def test_views_have_augmentation_of_their_own() -> None:
     assert x.shape == (2, 3, small.FEATURES)
     assert y.tolist() == [[int(Y[4])] * 3, [int(Y[9])] * 3]
     assert len(torch.unique(x[0], dim=0)) == 3
+    assert not torch.allclose(x[0] - X[4], x[1] - X[9]), "and so have records"
     with pytest.raises(InvalidInput, match="one loss for each of the 3 views"):
         dpfy.per_view(torch.zeros(7), 3)
 
