@@ -93,6 +93,7 @@ def test_trainer_equals_level_two_bit_for_bit(tmp_path, name):
     assert {p.name for p in (tmp_path / "out").glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6"}
 
 
+@pytest.mark.slow
 def test_bfloat16_is_autocast(tmp_path):
     mine = trainer(tmp_path, "gpt2", arguments={"bf16": True})
     mine.train()
@@ -113,8 +114,15 @@ def test_bfloat16_is_autocast(tmp_path):
 # --- resumed through Trainer's own interface ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("saving", ["no", "steps"])
-@pytest.mark.parametrize("scheduler", ["cosine", "reduce_lr_on_plateau"])
+@pytest.mark.parametrize(
+    ("scheduler", "saving"),
+    [
+        ("cosine", "steps"),
+        pytest.param("reduce_lr_on_plateau", "no", marks=pytest.mark.slow),
+        pytest.param("reduce_lr_on_plateau", "steps", marks=pytest.mark.slow),
+        pytest.param("cosine", "no", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_was_killed_is_resumed_bit_for_bit(tmp_path, saving, scheduler):
     arguments = EVALUATED | {
         "lr_scheduler_type": scheduler,
@@ -144,6 +152,7 @@ def test_a_run_that_was_killed_is_resumed_bit_for_bit(tmp_path, saving, schedule
     assert card(tmp_path / "cut")["sections"][0]["optimizer"] == card(tmp_path / "whole")["sections"][0]["optimizer"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_a_run_that_goes_on(tmp_path):
     whole = trainer(tmp_path / "whole")
     whole.train()
@@ -164,12 +173,14 @@ def test_a_killed_process_leaves_a_run_that_goes_on(tmp_path):
     ("arguments", "settings", "told"),
     [
         ({"learning_rate": 2e-2}, {}, "resume scheduler"),
-        ({"warmup_steps": 3}, {}, "resume scheduler"),
-        ({"weight_decay": 0.3}, {}, "resume optimizer"),
-        ({}, {"data": tiny.Texts("bert", seed=4)}, "resume data"),
-        ({}, {"runtime": replace(tiny.RUNTIME, max_physical_batch=5)}, "resume physical batch"),
+        pytest.param({"warmup_steps": 3}, {}, "resume scheduler", marks=pytest.mark.slow),
+        pytest.param({"weight_decay": 0.3}, {}, "resume optimizer", marks=pytest.mark.slow),
+        pytest.param({}, {"data": tiny.Texts("bert", seed=4)}, "resume data", marks=pytest.mark.slow),
+        pytest.param(
+            {}, {"runtime": replace(tiny.RUNTIME, max_physical_batch=5)}, "resume physical batch", marks=pytest.mark.slow
+        ),
         ({}, {"compute_loss_func": lambda outputs, labels: outputs.logits.square().mean(1)}, "resume losses"),
-        ({}, {"plan": tiny.plan(steps=5)}, "plan|claim"),
+        pytest.param({}, {"plan": tiny.plan(steps=5)}, "plan|claim", marks=pytest.mark.slow),
     ],
 )
 def test_resuming_with_other_arguments_is_refused(tmp_path, arguments, settings, told):
@@ -351,6 +362,7 @@ def test_averaged_weights_are_evaluated_and_handed_back(tmp_path):
     assert all(torch.equal(value, mine.model.state_dict()[name]) for name, value in released.items())
 
 
+@pytest.mark.slow
 def test_the_best_model_can_be_loaded_at_the_end(tmp_path):
     arguments = EVALUATED | {
         "save_strategy": "steps",

@@ -134,6 +134,7 @@ def test_a_scheduler_of_epochs_is_stepped_once_an_epoch(tmp_path):
     assert card(tmp_path)["optimizer"]["schedule"] == "StepLR(step_size=1, gamma=0.5) after every 4 steps"
 
 
+@pytest.mark.slow
 def test_bfloat16_is_autocast(tmp_path):
     module = fit(tmp_path, "gpt2", precision="bf16-mixed")
     net = tiny.model("gpt2")
@@ -153,7 +154,7 @@ def test_bfloat16_is_autocast(tmp_path):
 # --- resumed through Lightning's own interface ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheduler", ["cosine", "plateau"])
+@pytest.mark.parametrize("scheduler", [pytest.param("cosine", marks=pytest.mark.slow), "plateau"])
 def test_a_fit_that_was_killed_is_resumed_bit_for_bit(tmp_path, scheduler):
     def plateau(optimizer):
         chosen = rates.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=1.0)
@@ -172,6 +173,7 @@ def test_a_fit_that_was_killed_is_resumed_bit_for_bit(tmp_path, scheduler):
     assert again.trainer.global_step == tiny.STEPS
 
 
+@pytest.mark.slow
 def test_a_crash_between_the_two_checkpoints_is_made_good(tmp_path, monkeypatch):
     """Lightning's is there, the run's own is not: its steps are made again, as they were."""
     whole = fit(tmp_path / "whole", saving=2, val=False)
@@ -306,6 +308,7 @@ def test_an_early_stop_ends_the_run_and_is_told(tmp_path):
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_fetcher_that_reads_ahead_does_no_harm(tmp_path):
     """The loader's own sampler is not used, and turns may be fetched ahead of their time."""
     module = Module(tiny.model("bert"), cosine)
