@@ -123,7 +123,9 @@ def test_accelerate_equals_level_two_bit_for_bit(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "rule", [cosine, lambda o: rates.ReduceLROnPlateau(o, patience=0, factor=0.5)], ids=["cosine", "plateau"]
+    "rule",
+    [pytest.param(cosine, marks=pytest.mark.slow), lambda o: rates.ReduceLROnPlateau(o, patience=0, factor=0.5)],
+    ids=["cosine", "plateau"],
 )
 def test_a_script_that_was_killed_is_resumed_bit_for_bit(tmp_path, rule):
     whole = script(tmp_path / "whole", scheduler=rule)
@@ -134,6 +136,7 @@ def test_a_script_that_was_killed_is_resumed_bit_for_bit(tmp_path, rule):
     assert card(tmp_path / "cut")["optimizer"] == card(tmp_path / "whole")["optimizer"]
 
 
+@pytest.mark.slow
 def test_bfloat16_is_autocast(tmp_path):
     net = script(tmp_path, "gpt2", mixed_precision="bf16")
     assert all(bool(p.isfinite().all()) for p in net.parameters())
@@ -153,6 +156,7 @@ def test_what_is_logged_is_recorded_and_a_loss_of_the_batch_is_refused(tmp_path)
     assert card(tmp_path)["recorded"] == "accuracy"
 
 
+@pytest.mark.slow
 def test_gradients_are_neither_clipped_again_nor_told(tmp_path):
     def act(mine, losses):
         assert math.isnan(float(mine.clip_grad_norm_([], 1.0)))

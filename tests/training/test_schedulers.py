@@ -172,7 +172,7 @@ def test_the_boundary_is_where_a_logical_batch_ends(tmp_path):
 # --- resumed ------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", [0.0, 1e9], ids=["checkpoints", "journal"])
+@pytest.mark.parametrize("every", [0.0, pytest.param(1e9, marks=pytest.mark.slow)], ids=["checkpoints", "journal"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_run_that_was_cut_has_the_rates_and_weights_of_one_that_was_not(tmp_path, name, every):
     whole, seen = train(tmp_path / "whole", SCHEDULERS[name], every=every)
