@@ -10,6 +10,7 @@ out. The watch over mixing checks the same steps in all of them. Evaluation and 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import statistics
@@ -32,7 +33,7 @@ from dpfy.integrations.accelerate import PrivateAccelerator
 from dpfy.integrations.hugging_face import PrivateTrainer
 from dpfy.integrations.lightning import PrivateStrategy
 
-RECORDS, LENGTH, WORDS = 640, 64, 2000
+RECORDS, LENGTH, WORDS = 640, 64, 1000
 FIRST = 2
 """Steps before the clock starts."""
 
@@ -191,6 +192,7 @@ def measured(case: Case, rounds: int) -> dict[str, dict[str, float]]:
         for name in order:
             with tempfile.TemporaryDirectory() as place:
                 seen[name].append(tools[name](Path(place)))
+            gc.collect()
     base = seen["level 2"]
     return {
         name: {"seconds": statistics.median(found), "ratio": statistics.median(a / b for a, b in zip(found, base, strict=True))}
