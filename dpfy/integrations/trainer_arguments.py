@@ -57,6 +57,8 @@ def check(args: Any, plan: Plan) -> None:
     if args.gradient_accumulation_steps != 1 and abs(whole - recipe.expected_batch) > 1:
         rule = f"makes batches of {whole}, the plan's are of {recipe.expected_batch:g} on average: leave it 1, accumulation is the run's"
         raise InvalidInput("gradient_accumulation_steps", args.gradient_accumulation_steps, rule)
+    if getattr(args, "world_size", 1) > 1:
+        raise Unsupported("PrivateTrainer with several processes", "use PrivateTraining under torchrun")
     if args.n_gpu > 1:
         raise Unsupported(
             "nn.DataParallel over several GPUs", "set CUDA_VISIBLE_DEVICES to one of them, or use torchrun with PrivateTraining"

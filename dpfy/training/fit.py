@@ -67,6 +67,7 @@ def fit(
     test_noise: float | None = None,
     runtime: Runtime | None = None,
     update: Update | None = None,
+    scheduler: object = None,
     stop: Rule | None = None,
 ) -> Result:
     """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model holds the released weights.
@@ -82,6 +83,8 @@ def fit(
     of right and wrong answers are released with Gaussian noise of `test_noise` times what one record adds (by default about a tenth of
     the guarantee), and billed in the ledger beside the plan: the guarantee printed covers both. "withheld" (the default): nothing of it
     is written anywhere; `Result.utility` is for the caller alone, and no part of what the guarantee covers.
+
+    `scheduler` is a torch scheduler of the optimizer, which the run steps after each of its steps.
 
     `stop` may end the run early, where the plan has points for that (``dpfy.dpsgd(..., stopping=5)``): at each point it is given a row of
     metrics.jsonl for every point so far, and ends the run by returning True (:class:`dpfy.Plateau`). It must look at public figures and
@@ -110,7 +113,11 @@ def fit(
         run = _billed(run, plan, test_noise)
     if (done := _finished(model, run, plan)) is not None:
         return done
-    training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update)
+    training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update, scheduler=scheduler)
+    if training.schedules.waiting:
+        raise Unsupported(
+            "ReduceLROnPlateau in fit", "use PrivateTraining, and training.schedule(metric=...) where it is measured"
+        )
     with training:
         if held_out is not None:
             evaluation.rehearse(training, held_out, aim, use)

@@ -365,6 +365,17 @@ def test_what_is_no_scheduler_of_the_run_is_refused_before_anything_is_reserved(
     assert not (tmp_path / "run").exists()
 
 
+def test_fit_takes_a_scheduler(tmp_path):
+    net = small.model()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    dpfy.fit(net, small.data(), plan=small.plan(3), optimizer=sgd, run=tmp_path / "run", scheduler=rates.LambdaLR(sgd, half))
+    assert sgd.param_groups[0]["lr"] == 0.1 * 0.5**3
+    assert schedule_of(tmp_path / "run") == "LambdaLR(half)"
+    with pytest.raises(Unsupported, match="ReduceLROnPlateau in fit"):
+        plateau = rates.ReduceLROnPlateau(sgd)
+        dpfy.fit(net, small.data(), plan=small.plan(3), optimizer=sgd, scheduler=plateau, update=dpfy.Update(public_state=True))
+
+
 def test_two_rules_of_one_rate_are_refused(tmp_path):
     with pytest.raises(InvalidInput, match="two rules of one learning rate"):
         train(tmp_path / "run", SCHEDULERS["lambda"], update=dpfy.Update(schedule=half))
