@@ -371,8 +371,8 @@ def test_fit_takes_a_scheduler(tmp_path):
     dpfy.fit(net, small.data(), plan=small.plan(3), optimizer=sgd, run=tmp_path / "run", scheduler=rates.LambdaLR(sgd, half))
     assert sgd.param_groups[0]["lr"] == 0.1 * 0.5**3
     assert schedule_of(tmp_path / "run") == "LambdaLR(half)"
+    plateau = rates.ReduceLROnPlateau(sgd)
     with pytest.raises(Unsupported, match="ReduceLROnPlateau in fit"):
-        plateau = rates.ReduceLROnPlateau(sgd)
         dpfy.fit(net, small.data(), plan=small.plan(3), optimizer=sgd, scheduler=plateau, update=dpfy.Update(public_state=True))
 
 
