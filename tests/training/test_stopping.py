@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 import sys
 from pathlib import Path
@@ -316,3 +317,12 @@ def test_a_job_ends_early(tmp_path):
         config.make({}, flags | {"data.test": "withheld"})
     with pytest.raises(InvalidInput, match=r"training\.patience.*training\.stopping"):
         config.make({}, flags | {"training.stopping": None})
+
+
+@pytest.mark.parametrize("every", [pytest.param(14, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def test_killed_around_its_end_it_ends_there_and_is_never_billed_for_less(tmp_path, every):
+    import early
+
+    answer = early.started(multiprocessing.get_context("forkserver"), tmp_path, every)
+    assert answer["wrong"] == []
+    assert answer["killed"] == answer["deaths"] >= 5
