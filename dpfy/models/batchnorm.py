@@ -122,9 +122,13 @@ class WithPublicRecords(nn.Module):
 def normalised(x: Tensor, mean: Tensor, variance: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """(x - mean) / sqrt(variance + eps), scaled and shifted, where channels are the second dimension."""
     shape = (-1, *[1] * (x.dim() - 2))
-    y = (x - mean.to(x.dtype).view(shape)) * (variance + eps).rsqrt().to(x.dtype).view(shape)
-    y = y if weight is None else y * weight.view(shape)
-    return y if bias is None else y + bias.view(shape)
+    scale = (variance + eps).rsqrt()
+    y = torch.addcmul((-mean * scale).to(x.dtype).view(shape), x, scale.to(x.dtype).view(shape))
+    if weight is None and bias is None:
+        return y
+    y = y.movedim(1, -1)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).movedim(-1, 1)
 
 
 def _layers(model: nn.Module) -> list[PublicBatchNorm]:

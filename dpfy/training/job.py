@@ -31,6 +31,7 @@ from dpfy.training import evaluation
 from dpfy.training.config import MOST_GROUP, JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
 from dpfy.training.fit import BEFORE, fit
 from dpfy.training.ftrl import Ftrl
+from dpfy.training.losses import OF_CLASSES
 from dpfy.training.plateau import Plateau
 from dpfy.training.ready import UNKNOWN
 from dpfy.training.run import TRAINING, Run, RunFolder, ended, finish_erasure
@@ -179,7 +180,7 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
             train,
             plan=plan,
             optimizer=optimizer_of(config.training, model),
-            loss=config.training.loss,
+            loss=OF_CLASSES[config.training.loss],
             run=folder,
             test=None if config.data.test_use == evaluation.WITHHELD else test,
             test_is=config.data.test_use,

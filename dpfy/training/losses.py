@@ -49,6 +49,12 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return _each(outputs, targets, functional.mse_loss)
 
 
+def squared_error_of_classes(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error per example to 1 for its class and 0 for all others."""
+    classes = functional.one_hot(classes_of("labels", targets), outputs.shape[1])
+    return squared_error(outputs, classes)
+
+
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean absolute error per example."""
     return _each(outputs, targets, functional.l1_loss)
@@ -186,6 +192,9 @@ LOSSES: dict[str, NamedLoss] = {
     "tokens": NamedLoss(tokens, right_tokens, whole=True),
     "next_token": NamedLoss(next_token, right_next, whole=True),
 }
+
+OF_CLASSES: dict[str, str | Loss] = {"cross_entropy": "cross_entropy", "squared_error": squared_error_of_classes}
+"""What the names mean for a classifier, whose targets are classes."""
 
 
 def check_type(loss: str, name: str, dtype: torch.dtype, dimensions: int) -> None:

@@ -206,6 +206,20 @@ def test_one_record_moves_the_counts_by_at_most_its_bound(tmp_path, monkeypatch,
     assert float(sums[0].value["counts"][:2].sum()) == len(whole)
 
 
+def test_a_record_of_many_labels_adds_its_share_to_right_and_the_rest_to_wrong(tmp_path):
+    x, _ = small.data()
+    net = torch.nn.Linear(small.FEATURES, 4)
+    labels = (x[:, :4] > 1).float()
+    aim = evaluation.Objective("multi_label")
+    exact = ((net(x) > 0) == (labels > 0.5)).double().mean(1).sum()
+    sums = evaluation._summed_shares(stub(net, tmp_path, 1), Records((x, labels)), aim)
+    assert torch.allclose(sums, torch.stack([exact, len(x) - exact]))
+    assert abs(float(exact) / len(x) - 0.5) > 0.01
+    found = evaluation.billed(stub(net, tmp_path, 1, noise=0.1), Records((x, labels)), aim)
+    assert found.utility["test_accuracy"] == pytest.approx(float(exact) / len(x), abs=0.01)
+    assert found.confusion is None
+
+
 def test_many_classes_are_counted_as_right_and_wrong_alone(tmp_path):
     test = Records((torch.randn(20, 4), torch.randint(0, 60, (20,))))
     found = evaluation.billed(stub(torch.nn.Linear(4, 60), tmp_path, 1), test)

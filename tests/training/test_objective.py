@@ -15,6 +15,7 @@ from torch.nn import functional
 import dpfy
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
+from dpfy.training import config, job
 from dpfy.training.losses import LOSSES
 from dpfy.training.objective import Objective
 
@@ -316,3 +317,16 @@ def test_a_user_of_one_record_is_a_row_of_the_model(tmp_path):
     fit(net, users, tmp_path / "run", plan=plan)
     with pytest.raises(InvalidInput, match="must be records one by one"):
         fit(net, users, tmp_path / "no", plan=plan, test=users)
+
+
+def test_squared_error_of_a_job_is_that_to_its_classes(tmp_path):
+    """Whose labels are numbers of classes: they were taken for numbers to be predicted, by every output."""
+    flags = {
+        "data.kind": "digits",
+        "model.name": "linear",
+        "training.loss": "squared_error",
+        "training.steps": 20,
+        "privacy.epsilon": 50.0,
+    }
+    made = job.run(config.make({}, flags), tmp_path / "run", seed=3)
+    assert small.card_of(made.run)["utility"]["test_accuracy"] > 0.7
