@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -37,3 +38,29 @@ def test_the_exact_noise_of_the_benchmark() -> None:
 
     row = exact_noise.measure("gaussian", Fraction(3), 100, 10)
     assert row["million_a_second"] > 0
+
+
+def test_the_lazy_data_of_the_benchmark(tmp_path: Path) -> None:
+    import lazy_data
+
+    lazy_data.write_images(tmp_path, 60)
+    loop = lazy_data.Loop(lazy_data.Images(tmp_path, 60, flips=True), 20, 3, 0, "cpu", "lenet")
+    assert sum(loop.plain()) == 60
+    assert sum(loop.private(tmp_path / "run")) > 0
+    (tmp_path / "mapped").mkdir()
+    assert lazy_data.mapped(tmp_path / "mapped", 0.001, 2, 20, 0)["read_gigabytes"] > 0
+
+
+@pytest.mark.slow
+def test_a_mapped_file_of_20_gigabytes_trains_within_2_gibibytes(tmp_path: Path) -> None:
+    """The file is sparse; every process of the run together, at its largest."""
+    import json
+    import subprocess
+
+    script = Path(__file__).resolve().parents[1] / "benchmarks" / "lazy_data.py"
+    command = [sys.executable, str(script), "mapped", "--steps", "400", "--batch", "1024", "--workers", "2"]
+    found = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}).stdout
+    )
+    assert found["read_gigabytes"] > 4
+    assert found["peak_gib"] + 2 * found["largest_worker_gib"] < 2

@@ -54,6 +54,8 @@ def plain(name: str, value: object, rows: int) -> Batch:
     if not isinstance(value, Tensor):
         rule = "a batch holds tensors alone: convert it, or leave it out, in the collate function"
         raise InvalidInput(name, type(value).__name__, rule)
+    if value.layout is not torch.strided or value.is_quantized:
+        raise InvalidInput(name, f"a tensor of layout {value.layout}", "must be dense: make it so in the collate function")
     if value.dim() == 0 or len(value) != rows:
         rule = f"must have a row for each of the {rows} records of the batch: collate must keep examples apart"
         raise InvalidInput(name, f"shape {list(value.shape)}", rule)

@@ -36,17 +36,18 @@ def lazy(
     dataset: object,
     *,
     collate: Collate | None = None,
-    workers: int = 0,
+    workers: int | None = None,
     pin_memory: bool | None = None,
-    prefetch: int = PREFETCH,
+    prefetch: int | None = None,
     views: int = 1,
     worker_init: Callable[[int], None] | None = None,
 ) -> LazyRecords:
-    """Records of a map-style `dataset` that are read when they are drawn, by `workers` processes that read ahead.
+    """Records of a map-style `dataset` that are read when they are drawn, here (`workers` 0) or by processes that read ahead.
 
     The plan decides which records are read; `collate` makes a batch of the list of them (torch's own way by default), of any nesting of
-    dicts, tuples and lists with tensors, a row for each record. `prefetch` is how many batches each worker reads ahead, `pin_memory` None
-    pins where training is on a GPU. Also memory-mapped arrays, alone or nested, and Hugging Face `datasets`.
+    dicts, tuples and lists with tensors, a row for each record. `prefetch` is how many batches each worker reads ahead (2), `pin_memory`
+    None pins where training is on a GPU. Also memory-mapped arrays, alone or nested, Hugging Face `datasets`, and a DataLoader, whose own
+    settings hold where none is given here.
 
     With `views` each record is read that many times, with augmentation drawn for each: the tensors of a batch are [records, views, ...],
     and :func:`dpfy.per_view` joins the losses, so that an example has one gradient, clipped once (De et al. 2022).
@@ -61,15 +62,14 @@ def lazy(
         )
     if collate is not None and not callable(collate):
         raise InvalidInput("collate", type(collate).__name__, "must be a function from a list of items to a batch")
-    return replace(
-        records,
-        collate=collate or records.collate,
-        workers=workers or records.workers,
-        pin_memory=records.pin_memory if pin_memory is None else pin_memory,
-        prefetch=prefetch,
-        views=views,
-        worker_init=worker_init or records.worker_init,
-    )
+    given: dict[str, Any] = {
+        "collate": collate,
+        "workers": workers,
+        "pin_memory": pin_memory,
+        "prefetch": prefetch,
+        "worker_init": worker_init,
+    }
+    return replace(records, views=views, **{name: value for name, value in given.items() if value is not None})
 
 
 def admitted(train: object) -> object:
@@ -77,7 +77,7 @@ def admitted(train: object) -> object:
 
     Guarantees: reads nothing.
     """
-    if isinstance(train, Mapping):  # also what a tokenizer gives
+    if isinstance(train, Mapping) and _package(train) != "datasets":  # also what a tokenizer gives
         train = dict(train)
     found = _lazy(train)
     return train if found is None else found
@@ -113,7 +113,7 @@ def _lazy(train: object) -> LazyRecords | None:
     kind = type(train)
     if isinstance(train, IterableDataset) or kind.__name__ == "IterableDataset":
         raise Unsupported(f"{_an(kind.__name__)}, which has no record number 7,", BY_NUMBER)
-    if kind.__module__.split(".")[0] == "datasets":
+    if _package(train) == "datasets":
         return LazyRecords(_hugging_face(train))
     if any(isinstance(leaf, np.memmap) for leaf in pytree.tree_leaves(train)):
         return LazyRecords(MappedArrays(train))
@@ -121,7 +121,7 @@ def _lazy(train: object) -> LazyRecords | None:
         train, "untyped_storage"
     ):
         return None
-    if kind.__module__.split(".")[0] in ("pandas", "polars"):
+    if _package(train) in ("pandas", "polars"):
         raise InvalidInput("train", kind.__name__, "must be tensors, arrays or a map-style Dataset: give columns as tensors")
     return LazyRecords(train) if hasattr(train, "__getitem__") and hasattr(train, "__len__") else None
 
@@ -186,6 +186,11 @@ def _hugging_face(dataset: Any) -> Any:
     if given == "custom":  # a transform, which may draw at random
         return dataset
     return HuggingFace(dataset.with_format("torch") if given is None else dataset)
+
+
+def _package(value: object) -> str:
+    """The package that the class of a value comes from."""
+    return type(value).__module__.partition(".")[0]
 
 
 def _an(name: str) -> str:

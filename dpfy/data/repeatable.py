@@ -80,7 +80,7 @@ def _bytes(batch: Batch) -> bytes:
     """Structure, types, shapes and contents."""
     parts = [str(pytree.tree_structure(batch)).encode()]
     for t in leaves(batch):
-        parts += [f"{t.dtype}{tuple(t.shape)};".encode(), t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()]
+        parts += [f"{t.dtype}{tuple(t.shape)};".encode(), t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()]
     return b"".join(parts)
 
 

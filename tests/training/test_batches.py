@@ -83,6 +83,7 @@ def test_a_collated_batch_is_made_plain() -> None:
         ({"id": ["anna", "bert"]}, r"batch\['id'\]\[0\]: got 'str'; a batch holds tensors alone"),
         ((torch.zeros(2), torch.tensor(7)), r"batch\[1\]: got 'shape \[\]'; must have a row for each of the 2 records"),
         ((torch.zeros(3, 2),), r"batch\[0\]: got 'shape \[3, 2\]'; must have a row for each of the 2 records"),
+        ((torch.eye(2).to_sparse(),), r"batch\[0\]: got 'a tensor of layout torch.sparse_coo'; must be dense"),
         ({"n": 5}, r"batch\['n'\]: got 'int'"),
     ],
 )
