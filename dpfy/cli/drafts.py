@@ -45,6 +45,8 @@ def write(data: str, out: Path, given: Given, *, public: bool, header: bool, for
     Guarantees: unless `public`, nothing after the header is read; both files are written or neither, and none that is there is
     replaced unless `force`.
     """
+    if not os.path.isdir(out):
+        raise InvalidInput("--out", str(out), "must be a folder that exists")
     file, kind = DataFile.given(data), kind_of(data) or "csv"
     if kind not in ("csv", "parquet"):
         raise InvalidInput("DATA", data, "must be a table, CSV or Parquet; dpfy train reads this kind without a schema")

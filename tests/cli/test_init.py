@@ -183,6 +183,13 @@ def test_nothing_is_overwritten(capsys, folder: Path) -> None:
     assert "[data]" in Path("t.job.toml").read_text()
 
 
+@pytest.mark.parametrize("out", ["nowhere", "t.csv", "/dev/zero", "a" * 300])
+def test_a_folder_that_is_none(capsys, folder: Path, out: str) -> None:
+    Path("t.csv").write_text(rows(3))
+    assert "must be a folder that exists" in refused(capsys, "init", "t.csv", "--out", out)
+    assert sorted(os.listdir()) == ["t.csv"]
+
+
 def test_a_link_is_replaced_not_followed(capsys, folder: Path) -> None:
     Path("t.csv").write_text(rows(3))
     Path("precious").write_text("mine")

@@ -41,6 +41,7 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("compare", "tuning"): {"--noise-multiplier": "2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "20"},
     ("compare", "mechanisms"): {"--records": "500", "--batch-size": "50", "--steps": "6", "--epsilon": "2", "--delta": "1e-4"},
     ("compare", "runs"): {},
+    ("init",): {},
     ("inspect",): {"--model": "linear", "--shape": "1x8x8", "--batch-size": "8"},
     ("verify",): {},
     ("report",): {},
@@ -58,6 +59,7 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
 }  # fmt: skip
 """A cheap setting of each verb that has one; a verb that is not here is called with hostile values alone."""
 GIVEN = {
+    ("init",): ["data.csv"],
     ("compare", "runs"): ["run", "other"],
     ("verify",): ["run"],
     ("report",): ["run"],
@@ -185,6 +187,9 @@ def owned(path: tuple[str, ...], arguments: list[str]) -> tuple[tuple[str, ...],
             keeps += [_inside(ledger), _inside(ledger) + ".head"]
     if path == ("ledger", "budget") and any(word.startswith("--epsilon") for word in arguments):
         owns += [_inside(word) + end for word in arguments[len(path) :] for end in ("", ".head")]
+    if path == ("init",):
+        stems = [word.rpartition("/")[2].removesuffix(".gz") for word in arguments[len(path) :]]
+        owns += [_inside(f"{stem.rpartition('.')[0] or stem}.{end}.toml") for stem in stems for end in ("schema", "job")]
     for word in arguments[len(path) :]:
         owns += [f"{_inside(word)}/{name}" for name in WRITTEN.get(path, ())]
         owns += [f"{_inside(word).rpartition('/')[0]}/{name}" for name in WRITTEN.get(path, ()) if word.endswith(".json")]
