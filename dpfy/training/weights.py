@@ -52,7 +52,7 @@ def released(model: nn.Module) -> dict[str, Tensor]:
 def adapter(model: nn.Module) -> set[str] | None:
     """The plain names of all that is trained or belongs to an adapter; None for a model without one."""
     bare = inside(model)
-    if not any(_tuner(module) for module in bare.modules()):
+    if not any(type(module).__module__.startswith("peft.") for module in bare.modules()):
         return None
     moving = {_place(t) for t in bare.parameters() if t.requires_grad and t.numel()}
     whole = plain(bare)

@@ -244,12 +244,14 @@ def test_an_adapter_goes_onto_its_own_base_alone(tmp_path):
         dpfy.load(tmp_path / "whole", lora(bert()))
 
 
-def test_a_resumed_adapter_is_the_uninterrupted_one(tmp_path):
+@pytest.mark.parametrize("kind", ["adapter", "compiled"])
+def test_what_was_wrapped_is_resumed_as_if_uninterrupted(tmp_path, kind):
     class Stop(Exception):
         pass
 
     def run(path, stop):
-        net, calls = lora(bert()), []
+        net = lora(bert()) if kind == "adapter" else torch.compile(small.model())
+        calls = []
 
         def enter(module, args):
             calls.append(1)
@@ -257,13 +259,23 @@ def test_a_resumed_adapter_is_the_uninterrupted_one(tmp_path):
                 raise Stop
 
         net.register_forward_pre_hook(enter)
-        train(net, path, data=WORDS)
+        train(net, path, data=WORDS if kind == "adapter" else None)
 
     run(tmp_path / "whole", False)
     with pytest.raises(Stop):
         run(tmp_path / "cut", True)
     run(tmp_path / "cut", False)
     assert (tmp_path / "cut" / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()
+
+
+def test_an_adapter_of_prompts_is_released_alone(tmp_path):
+    """It has no layer of its own inside of the base."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=30, **sizes))
+    net = peft.get_peft_model(net, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    assert set(weights.released(net)) == {"prompt_encoder.default.embedding.weight"}
 
 
 @pytest.mark.parametrize("adapted", [False, True])
