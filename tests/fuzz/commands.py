@@ -64,6 +64,7 @@ GIVEN = {
     ("verify",): ["run"],
     ("report",): ["run"],
     ("sign",): ["run"],
+    ("predict",): ["run", "arrays.npz"],
     ("audit", "run"): ["audited"],
     ("ledger", "show"): ["people.jsonl"],
     ("ledger", "budget"): ["people.jsonl"],
