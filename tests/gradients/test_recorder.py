@@ -95,7 +95,7 @@ class Stage:
         monkeypatch.setattr(graphs, "release_private_pool", lambda: None)
         monkeypatch.setattr(self.recorder, "pool", self)
         monkeypatch.setattr(recorder.Request, "key", lambda request, sums: (request.clip, request.mask is None))
-        monkeypatch.setattr(BufferLayout, "buffers", self.buffers)
+        monkeypatch.setattr(BufferLayout, "buffers", lambda layout, scratch: self.buffers(layout, scratch))
         self.where: object = None
 
     def record(self, work: Callable[[], Any], device: torch.device, addresses: int) -> tuple[FakeGraph, Any]:
@@ -111,12 +111,11 @@ class Stage:
     def like(self, t: Tensor) -> Tensor:
         return torch.empty_like(t)
 
-    def buffers(self, scratch: int) -> Any:
-        layout = next(iter(self.recorder._layouts.values()))
+    def buffers(self, layout: BufferLayout, scratch: int) -> Any:
         key = (self.where, scratch, tuple(layout.order))
         if key not in self.made_buffers:
-            places = {n: torch.empty(p.shape) for n, p in self.engine.sums.params.items()}
-            places |= {name: torch.empty(()) for name in layout.order if name not in places}
+            params = self.engine.sums.params
+            places = {name: torch.empty(params[name].shape if name in params else ()) for name in layout.order}
             more = torch.empty(scratch, dtype=torch.uint8)
             self.made_buffers[key] = Buffers(places, more), (scratch, *[t.data_ptr() for t in places.values()])
         return self.made_buffers[key]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpfy.gradients.contributions.rounding import sum_dtype
 from dpfy.gradients.engine import Grads
@@ -37,9 +38,12 @@ class PackedShapes:
 
 
 class BufferLayout:
-    """How the sums of all parameters, and the clip rule's coordinates beside them, lie in one piece of memory for each dtype."""
+    """How the sums of some parameters, and the clip rule's coordinates beside them, lie in memory: side by side, in pieces of one dtype.
 
-    def __init__(self, params: dict[str, nn.Parameter], coordinates: Sequence[str]) -> None:
+    A piece has at most `most` bytes, or one parameter: small pieces find room where tensors of a layer were let go of.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], coordinates: Sequence[str] = (), most: float = math.inf) -> None:
         shapes = {name: (sum_dtype(p.dtype), p.shape) for name, p in params.items()}
         first = next(iter(shapes.values()))[0]
         shapes |= {name: (first, torch.Size(())) for name in coordinates}
@@ -47,8 +51,9 @@ class BufferLayout:
         self.order = list(shapes)
         self.rows: list[tuple[torch.dtype, list[str], PackedShapes]] = []
         for dtype in dict.fromkeys(dtype for dtype, _ in shapes.values()):
-            mine = [name for name, (own, _) in shapes.items() if own == dtype]
-            self.rows.append((dtype, mine, PackedShapes([shapes[name][1] for name in mine])))
+            mine = {name: shape for name, (own, shape) in shapes.items() if own == dtype}
+            for names in cut([shape.numel() * dtype.itemsize for shape in mine.values()], list(mine), most):
+                self.rows.append((dtype, names, PackedShapes([mine[name] for name in names])))
 
     def buffers(self, scratch: int) -> tuple[Buffers, tuple[int, ...]]:
         """Buffers from among the model's tensors, for it is handed out, and where it lies."""
@@ -59,3 +64,16 @@ class BufferLayout:
         more = torch.empty(scratch, dtype=torch.uint8, device=self.device)
         where = (scratch, more.data_ptr(), *[flat.data_ptr() for flat in memory])
         return Buffers(places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more), where
+
+
+def cut(sizes: Sequence[int], names: Sequence[str], most: float) -> list[list[str]]:
+    """`names` in their order, as runs of at most `most` bytes or one name."""
+    runs: list[list[str]] = []
+    filled = 0
+    for name, size in zip(names, sizes, strict=True):
+        if not runs or filled + size > most:
+            runs.append([])
+            filled = 0
+        runs[-1].append(name)
+        filled += size
+    return runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,6 +71,17 @@ class Scaled:
             if name in large:
                 return _add_up([([], {name: large.pop(name)})], weights, self.params, Buffers({}), True)[name]
         return None
+
+    def of(self, names: Collection[str]) -> Scaled:
+        """What some of the parameters receive, and nothing of the others."""
+        rests: Rests = [
+            (
+                [part for block in joined if (part := block.of(names)) is not None],
+                {n: part for n, part in large.items() if n in names},
+            )
+            for joined, large in self.rests
+        ]
+        return replace(self, rests=rests, params={n: p for n, p in self.params.items() if n in names})
 
     def cleaned(self) -> Scaled:
         """The same with exact zeros in the place of whatever examples without a finite norm held."""
@@ -229,6 +240,13 @@ class _Block:
     def __init__(self, names: list[str], grads: Tensor) -> None:
         self.names, self.grads = names, grads  # [parameters, batch, width]
 
+    def of(self, names: Collection[str]) -> _Block | None:
+        """What belongs to `names`; itself, where that is all."""
+        mine = [i for i, name in enumerate(self.names) if name in names]
+        if len(mine) == len(self.names):
+            return self
+        return _Block([self.names[i] for i in mine], torch.stack([self.grads[i] for i in mine])) if mine else None
+
     def cleaned(self, keep: Tensor) -> _Block:
         """Rows that are not kept become zero."""
         return _Block(self.names, kept(self.grads.transpose(0, 1), keep).transpose(0, 1))
@@ -262,6 +280,15 @@ class _Small:
 
     def __init__(self, names: list[str], shapes: list[torch.Size], flat: Tensor) -> None:
         self.names, self.shapes, self.flat = names, shapes, flat
+
+    def of(self, names: Collection[str]) -> _Small | None:
+        """What belongs to `names`; itself, where that is all."""
+        if all(name in names for name in self.names):
+            return self
+        pieces = self.flat.split([shape.numel() for shape in self.shapes], 1)
+        mine = [i for i, name in enumerate(self.names) if name in names]
+        own = [self.names[i] for i in mine], [self.shapes[i] for i in mine]
+        return _Small(*own, torch.cat([pieces[i] for i in mine], 1)) if mine else None
 
     def norms(self) -> Tensor:
         """[1, batch] squared norms."""

@@ -81,7 +81,9 @@ class _CapturedStep:
         torch.cuda.synchronize()
         gc.collect()
         torch.cuda.empty_cache()  # the graphs take what the steps before them held
-        self._total = self._step.record(graphs.GraphPool(apart=False), weigh, lambda scaled: sums.sum(scaled, last=True), 1 << 17)
+        pool = graphs.GraphPool(apart=False)
+        scaled = self._step.record(pool, weigh)
+        self._total = self._step.record_sum(pool, lambda: sums.sum(scaled, last=True), 1 << 17)
 
     def run(self, batch: tuple[Tensor, ...], mask: Tensor) -> Bounded[Grads] | None:
         """The bounded sum of `batch`; None if a norm was not finite."""

@@ -18,11 +18,15 @@ from dpfy.gradients.contributions.clipped_sum import Flag, Scaled
 from dpfy.gradients.contributions.contribution import Contribution, Direct, storages
 from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.contributions.sliced import pieces_of
+from dpfy.gradients.contributions.sum_groups import SumGroup
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.engines.bounded_sum import Parts
 from dpfy.gradients.tracing.tape import Report
 
 Key = tuple[object, ...]
+End = tuple[tuple[SumGroup, Key], ...]
+"""The groups of the sums of a step, and where the memory of each lies."""
+
 Weigh = Callable[[Tensor | None], Scaled]
 """From the mask of a step to the multipliers of its examples."""
 
@@ -35,12 +39,14 @@ Own = list[list[tuple[str, Contribution]] | None]
 class Section:
     """The work on some reports. `own`: the contributions of a report where none of the reported tensors is needed any more.
 
-    `idle`: nothing is computed. The graph is held all the same: the memory of all graphs goes with the first of them.
+    `names`: the parameters of each report. `idle`: nothing is computed. The graph is held all the same: the memory of all graphs goes
+    with the first of them.
     """
 
     key: Key
     graph: graphs.CudaGraph
     own: Own
+    names: list[tuple[str, ...]]
     idle: bool
 
     def replay(self) -> None:
@@ -50,17 +56,16 @@ class Section:
 
 
 class RecordedStep:
-    """Graphs for the multipliers of a step and for its sums. All tensors in it are overwritten at every use."""
+    """Graphs for the multipliers of a step and for its sums, in as many parts as are recorded. All tensors in it are overwritten at
+    every use."""
 
     def __init__(self, device: torch.device, mask: Tensor | None, queue: torch.cuda.Stream | None = None) -> None:
         self.device, self.mask = device, mask
         self.sound, self._queue = Flag(device), queue  # the current one, if it is not given
+        self._sums: list[graphs.CudaGraph] = []
 
-    def record(self, pool: graphs.GraphPool, weigh: Weigh, add: Callable[[Scaled], T], addresses: int = 1 << 14) -> T:
-        """Record multipliers and sums: `weigh` with the mask of this step, and `add` with what it gives, whose tensors are returned.
-
-        `addresses`: how many the kernels of the sums may need.
-        """
+    def record(self, pool: graphs.GraphPool, weigh: Weigh) -> Scaled:
+        """Record the multipliers: `weigh` with the mask of this step, and what that gives."""
 
         def multipliers() -> Scaled:
             scaled = weigh(self.mask)
@@ -68,7 +73,12 @@ class RecordedStep:
             return scaled
 
         self._weigh, scaled = pool.record(multipliers, self.device, 1 << 17)
-        self._add, total = pool.record(lambda: add(scaled), self.device, addresses)
+        return scaled
+
+    def record_sum(self, pool: graphs.GraphPool, add: Callable[[], T], addresses: int = 1 << 14) -> T:
+        """Record the next part of the sums, whose tensors are returned. `addresses`: how many their kernels may need."""
+        graph, total = pool.record(add, self.device, addresses)
+        self._sums.append(graph)
         return total
 
     def weigh(self, mask: Tensor | None) -> None:
@@ -78,29 +88,32 @@ class RecordedStep:
         self._weigh.replay()
         self.sound.mark(self._queue)
 
-    def add(self) -> bool:
-        """Sums with the multipliers of :meth:`weigh`; False if some norm was not finite, and the sums are worthless."""
-        self._add.replay()
-        return self.sound.value()
+    def add(self, part: int = 0) -> bool:
+        """A part of the sums, with the multipliers of :meth:`weigh`.
+
+        With the first part, False if some norm was not finite: then all sums are worthless.
+        """
+        self._sums[part].replay()
+        return part > 0 or self.sound.value()
 
 
 class RecordedReports(RecordedStep):
-    """The same with the work on the reports of a step, section by section, before it."""
+    """The same with the work on the reports of a step, section by section, before it, and the groups of its sums: where they lie."""
 
-    def __init__(self, sections: list[Section], end: Key, mask: Tensor | None, device: torch.device) -> None:
+    def __init__(self, sections: list[Section], end: End, mask: Tensor | None, device: torch.device) -> None:
         super().__init__(device, mask, graphs.queue(device))  # the key says that it is the current one
         self.sections, self.end = sections, end
-        self.scratch = int(end[0])  # type: ignore[call-overload]
-        self.trusted, self.misses = False, 0
+        self.misses, self.scale = 0, torch.empty(0)
 
     def share(self) -> None:
-        """Let recordings that take turns have the same memory: every use of one writes its own contributions anew.
+        """Let recordings that take turns have the same memory: every use of one writes its own contributions and multipliers anew.
 
         They are still read where a step goes on otherwise than it began, before another recording is used.
         """
         seen: dict[int, tuple[object, object]] = {}
         for section in self.sections:
             section.own = _unowned(section.own, seen)
+        self.scale = graphs.unowned(self.scale)
 
 
 def own_parts(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | None:

@@ -10,7 +10,7 @@ once, and repeated whenever every tensor lies where it lay.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from torch import Tensor
 from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.buffers import BufferLayout, Buffers
-from dpfy.gradients.contributions.clipped_sum import Scaled, scratch_bytes
+from dpfy.gradients.contributions.buffers import BufferLayout
+from dpfy.gradients.contributions.sum_groups import PIECE_BYTES
 from dpfy.gradients.cuda_graphs import graphs
-from dpfy.gradients.cuda_graphs.recorded_step import Key, Own, RecordedReports, Section, nothing_made, own_parts
-from dpfy.gradients.engine import Grads
-from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
+from dpfy.gradients.cuda_graphs.grouped_sums import GroupedSums, NewSums, RepeatedSums, Request
+from dpfy.gradients.cuda_graphs.held_reports import HeldReports
+from dpfy.gradients.cuda_graphs.recorded_step import End, Key, RecordedReports, Section
+from dpfy.gradients.engine import Grads, zeros
+from dpfy.gradients.engines.bounded_sum import BoundedSum
 from dpfy.gradients.tracing.tape import Report, Site
 
 SECTION = 12
@@ -41,9 +43,6 @@ MOST_RECORDINGS = 24
 MOST_MISSES = 3
 MOST_WATCHED = 200
 """A loop whose tensors keep moving is not worth watching for ever."""
-
-ROUNDING = 1e-3
-"""How far a recorded sum may be from the usual one, relative to its length and the bound: they differ by the order of additions."""
 
 PAYS = 8
 """How many times a recording must have been repeated, on average, before yet another one is made."""
@@ -93,12 +92,14 @@ class Recorder:
             self._ones = ones = torch.ones_like(losses)
         return ones
 
-    def layout(self, clip: Clip) -> BufferLayout:
-        """How sums lie in memory."""
-        params = self.sums.params
-        key = (clip.coordinates, *[p.dtype for p in params.values()], next(iter(params.values())).device)
+    def layout(self, names: tuple[str, ...], clip: Clip) -> BufferLayout:
+        """How the sums of some parameters lie in memory: in one piece if these are all, else where there is room."""
+        params = {name: self.sums.params[name] for name in names}
+        key = (names, clip.coordinates, *[p.dtype for p in params.values()], next(iter(params.values())).device)
         if key not in self._layouts:
-            self._layouts[key] = BufferLayout(params, clip.coordinates)
+            self._layouts[key] = BufferLayout(
+                params, clip.coordinates, math.inf if len(names) == len(self.sums.params) else PIECE_BYTES
+            )
         return self._layouts[key]
 
     def waits(self, report: Report) -> int:
@@ -155,37 +156,21 @@ class Recorder:
     def give_up(self, problem: Exception | None = None) -> None:
         """Work as usual from now on."""
         self.on, self.problem = False, problem
+        if problem is not None:  # without the frames it went through, for they hold tensors of the step
+            problem.__traceback__ = problem.__context__ = problem.__cause__ = None
         self._recordings.clear()
         self._watched.clear()
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a bounded sum is asked for."""
-
-    clip: Clip
-    mask: Tensor | None
-    losses: Tensor
-
-    def key(self, sums: BoundedSum) -> Key:
-        settings = (
-            torch.backends.cuda.matmul.allow_tf32,
-            torch.backends.cudnn.allow_tf32,
-            torch._C._cuda_getCurrentRawStream(self.losses.device.index),
-        )
-        return (self.clip, self.mask is None, len(self.losses), self.losses.device, *settings, *sums.identity())
 
 
 class ReportedStep:
     """One step: reports come in and are worked on, section by section, by a recording or as usual."""
 
     def __init__(self, recorder: Recorder, request: Request) -> None:
-        self._recorder, self._sums, self._request = recorder, recorder.sums, request
+        self._recorder, self._request = recorder, request
+        self._held = HeldReports(recorder.sums, len(request.losses))
         self._waiting: list[Report] = []
         self._bytes = 0
         self._keys: list[Key] = []
-        self._held: list[tuple[Own, list[Report | None]]] = []
-        self._parts: Parts = {}
         self._recording: RecordedReports | None = None
         self._left: RecordedReports | None = None
         self._expected: list[Key] | None = None
@@ -203,14 +188,14 @@ class ReportedStep:
         key: Key = tuple([report.lies() for report in reports])
         place = len(self._keys)
         if not place:
-            key = (*self._request.key(self._sums), *key)
+            key = (*self._request.key(self._recorder.sums), *key)
             self._recording, self._expected = self._recorder.found(key)
         self._keys.append(key)
         if self._recording is not None:
             sections = self._recording.sections
             if place < len(sections) and sections[place].key == key:
                 sections[place].replay()
-                self._hold(sections[place].own, reports)
+                self._held.hold(reports, sections[place].own, sections[place].names)
                 return
             self._miss()
         if self._expected is not None:
@@ -218,32 +203,21 @@ class ReportedStep:
                 return
             self._expected = None
         with graphs.private_pool():
-            self._hold(self._work(reports)[0], reports)
-
-    def _hold(self, own: Own, reports: list[Report]) -> None:
-        self._held.append((own, [report if mine is None else None for report, mine in zip(reports, own, strict=True)]))
-
-    def _work(self, reports: list[Report]) -> tuple[Own, bool]:
-        """Add the contributions of `reports` to what there is. Also says whether there was nothing to compute."""
-        found = self._sums.explain(reports, len(self._request.losses))
-        for parts in found:
-            for name, uses in parts.items():
-                self._parts.setdefault(name, []).extend(uses)
-        own = [own_parts(report, parts) for report, parts in zip(reports, found, strict=True)]
-        return own, nothing_made(reports, found)
+            worked = self._held.work(reports)
+        self._held.hold(reports, worked.own, worked.names)
 
     def _record(self, key: Key, reports: list[Report]) -> bool:
         """Record the work on `reports`, and do it. False if that cannot be."""
-        before = {name: list(uses) for name, uses in self._parts.items()}
+        before = {name: list(uses) for name, uses in self._held.parts.items()}
         try:
-            graph, (own, nothing) = self._recorder.pool.record(lambda: self._work(reports), reports[0].grad.device, 1 << 12)
+            graph, worked = self._recorder.pool.record(lambda: self._held.work(reports), reports[0].grad.device, 1 << 12)
         except (RuntimeError, DpfyError) as problem:
-            self._parts = before
+            self._held.parts = before
             self._recorder.give_up(problem)
             return False
-        self._made.append(Section(key, graph, own, nothing))
+        self._made.append(Section(key, graph, *worked))
         self._made[-1].replay()
-        self._hold(own, reports)
+        self._held.hold(reports, worked.own, worked.names)
         return True
 
     def _miss(self) -> None:
@@ -251,86 +225,46 @@ class ReportedStep:
         assert self._recording is not None
         self._recorder.missed(self._recording)
         self._left, self._recording = self._recording, None  # what it left lies in its memory
-        self._again()
-
-    def _again(self) -> None:
-        """The contributions of all reports so far."""
-        self._parts = {}
-        kept = [report for _, reports in self._held for report in reports if report is not None]
-        with graphs.private_pool():
-            made = iter(self._sums.explain(kept, len(self._request.losses)))
-        for mine in (mine for own, _ in self._held for mine in own):
-            found = [(name, part) for name, uses in next(made).items() for part in uses] if mine is None else mine
-            for name, part in found:
-                self._parts.setdefault(name, []).append(part)
+        self._held.again()
 
     def finish(self) -> Bounded[Grads]:
         """The bounded sum of all reports."""
         if self._waiting:
             self._close()
+        clip = self._request.clip
+        if not self._keys:
+            return Bounded(zeros(self._recorder.sums.params, clip), clip.bound)
         if self._recording is not None and len(self._recording.sections) != len(self._keys):
             self._miss()
+        sums = GroupedSums(self._held, self._request, self._source())
+        total = sums.value(self._recorder.layout)
+        self._settle(sums)
+        return Bounded(total, clip.bound)
+
+    def _source(self) -> RepeatedSums | None:
+        """The recording that began, or the one that was begun, if everything so far lies where it lay."""
         if self._recording is not None:
-            self._recording.weigh(self._request.mask)  # under way while the host goes on
-            scratch = self._recording.scratch
-        else:
-            scratch = scratch_bytes(part for uses in self._parts.values() for part in uses)
-        buffers, end = self._recorder.layout(self._request.clip).buffers(scratch)
-        if self._recording is not None and self._recording.end != end:
-            self._miss()
-        self._keys.append(end)
-        if self._expected == self._keys:
-            self._recording = self._recorded(buffers, end)
-        if self._recording is None:
-            self._recorder.watch(self._keys)
-            return self._as_usual(buffers)
-        self._parts = {}
-        if not self._recording.add():
-            self._again()
-            return self._as_usual(buffers)
-        if not self._recording.trusted and not self._agrees(buffers):
-            self._recorder.give_up(DpfyError("a recorded step gave another sum than the step it was recorded from"))
-            return self._as_usual(buffers)
-        self._parts = {}  # what the comparison made lies in memory that is now given back
-        if not self._recording.trusted:
-            self._recording.trusted = True
-            self._held.clear()
-            self._recording.share()
-        self._recorder.repeat(self._recording)
-        return Bounded(dict(buffers.places), self._request.clip.bound)
-
-    def _recorded(self, buffers: Buffers, end: Key) -> RecordedReports | None:
-        """The recording of this step; None if it cannot be made."""
-        mask, device, pool = self._request.mask, self._request.losses.device, self._recorder.pool
-        made = RecordedReports(self._made, end, None if mask is None else pool.like(mask), device)
-        try:
-            made.record(pool, self._weighed, lambda scaled: self._sums.sum(scaled, last=True, buffers=buffers))
-        except (RuntimeError, DpfyError) as problem:
-            self._recorder.give_up(problem)
-            self._again()
+            return RepeatedSums(self._recording, self._request)
+        if self._expected is None or self._expected[:-1] != self._keys:
             return None
-        made.weigh(mask)
-        self._recorder.keep(made)
-        return made
+        mask, pool = self._request.mask, self._recorder.pool
+        end, mine = cast(End, self._expected[-1]), None if mask is None else pool.like(mask)
+        return NewSums(RecordedReports(self._made, end, mine, self._request.losses.device), self._request, self._held, pool)
 
-    def _weighed(self, mask: Tensor | None) -> Scaled:
-        return self._sums.weigh(self._parts, self._request.clip, mask)
-
-    def _agrees(self, buffers: Buffers) -> bool:
-        """Whether the sums of a recording that was never used before are those of the usual work on the same reports."""
-        self._again()
-        with graphs.private_pool():
-            usual = self._sums.total(self._weighed(self._request.mask)).value
-            gaps = [torch.linalg.vector_norm(buffers.places[name] - sums) for name, sums in usual.items()]
-            sizes = [torch.linalg.vector_norm(sums) for sums in usual.values()]
-            gap, size = (float(torch.stack(each).double().norm()) for each in (gaps, sizes))
-        bound = self._request.clip.bound.l2
-        return gap <= ROUNDING * (size + (bound if math.isfinite(bound) else 0.0))
-
-    def _as_usual(self, buffers: Buffers) -> Bounded[Grads]:
-        """The sums without a recording, in the same memory as with one, so that one step leaves what the other would."""
-        with graphs.private_pool():
-            return self._sums.total(self._weighed(self._request.mask), buffers)
+    def _settle(self, sums: GroupedSums) -> None:
+        """Let the recorder know how the step went."""
+        source = sums.source
+        if source is not None and source.problem is not None:
+            self._recorder.give_up(source.problem)
+        elif source is not None and sums.served:
+            if source.new:
+                source.recording.share()
+                self._recorder.keep(source.recording)
+            self._recorder.repeat(source.recording)
+        elif source is None or source.new or source.moved:
+            if source is not None and not source.new:
+                self._recorder.missed(source.recording)
+            self._recorder.watch([*self._keys, sums.end])
 
 
 def _unfit(clip: Clip) -> Exception | None:

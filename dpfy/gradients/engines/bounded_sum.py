@@ -146,14 +146,14 @@ class BoundedSum:
         return weigh(found, clip, self.params, mask)
 
     def sum(self, scaled: Scaled, last: bool = False, buffers: Buffers | None = None) -> Bounded[Grads]:
-        """The weighted sums, in the order of the parameters, in `buffers` if there are any. See :meth:`Scaled.sums`."""
+        """The weighted sums of the parameters of `scaled`, in their order, in `buffers` if there are any. See :meth:`Scaled.sums`."""
         with torch.no_grad(), no_autocast(scaled.scale.device.type):
             sums = scaled.sums(last, buffers)
-            for name in self.params:
+            for name in scaled.params:
                 if name not in sums:
                     place = None if buffers is None else buffers.places.get(name)
                     sums[name] = zeros({name: self.params[name]}, scaled.clip)[name] if place is None else place.zero_()
-            total = {name: sums.pop(name) for name in self.params} | sums
+            total = {name: sums.pop(name) for name in scaled.params} | sums
         return Bounded(total, scaled.clip.bound)
 
     def one_by_one(self, scaled: Scaled | None, clip: Clip, each: Callable[[str, Tensor], Tensor]) -> Bounded[Grads]:

@@ -1,0 +1,49 @@
+"""Sums that are made group by group: what only the first groups need is let go of before there is memory for the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpfy.gradients.contributions.clipped_sum import Scaled, scratch_bytes
+from dpfy.gradients.contributions.rounding import sum_dtype
+
+GROUPS = 4
+"""Sums are made in so many groups of about the same size: each is a launch, and the memory of the first is beside all that is held."""
+
+GROUPED_BYTES = 2**26
+"""Sums that are smaller in all are made at once."""
+
+PIECE_BYTES = 2**24
+"""The sums of a group lie in pieces of at most this size, which fit where a layer's tensors were."""
+
+
+@dataclass(frozen=True)
+class SumGroup:
+    """Parameters whose sums are made together, and the scratch memory that this takes."""
+
+    names: tuple[str, ...]
+    scratch: int
+
+
+def sum_groups(scaled: Scaled, order: Sequence[str]) -> tuple[SumGroup, ...]:
+    """The groups of all parameters of `scaled`; `order`: those that are used, by their last use.
+
+    Guarantees: every parameter is in one group. The groups follow from shapes, kinds of contributions and the order alone, never from
+    values. Those without a contribution, and those that share a launch, are in the first group.
+    """
+    sizes = {name: p.numel() * sum_dtype(p.dtype).itemsize for name, p in scaled.params.items()}
+    total, large = sum(sizes.values()), {name: part for _, mine in scaled.rests for name, part in mine.items()}
+    groups: list[list[str]] = [list(sizes)]
+    if len(scaled.rests) == 1 and not scaled.clip.coordinates and total >= GROUPED_BYTES:
+        later = [name for name in order if name in large]
+        groups, before = [[] for _ in range(GROUPS)], 0
+        for name in [*[name for name in sizes if name not in set(later)], *later]:
+            groups[min(before * GROUPS // total, GROUPS - 1)].append(name)
+            before += sizes[name]
+    return tuple(SumGroup(tuple(g), scratch_bytes(large[name] for name in g if name in large)) for g in groups if g)
+
+
+def parted(scaled: Scaled, groups: Sequence[SumGroup]) -> list[Scaled]:
+    """`scaled` group by group."""
+    return [scaled] if len(groups) == 1 else [scaled.of(frozenset(group.names)) for group in groups]

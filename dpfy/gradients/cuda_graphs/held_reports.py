@@ -1,0 +1,83 @@
+"""What a step holds of its reports until the sums are made, and what they contribute."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dpfy.gradients.clip import Clip
+from dpfy.gradients.contributions.clipped_sum import Scaled
+from dpfy.gradients.contributions.contribution import Contribution
+from dpfy.gradients.cuda_graphs import graphs
+from dpfy.gradients.cuda_graphs.recorded_step import Own, nothing_made, own_parts
+from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
+from dpfy.gradients.tracing.tape import Report
+
+
+class Worked(NamedTuple):
+    """What was made of some reports: see :class:`Section`."""
+
+    own: Own
+    names: list[tuple[str, ...]]
+    idle: bool
+
+
+class _Held(NamedTuple):
+    """One report, or its contributions where these hold none of its tensors; the parameters they are for."""
+
+    report: Report | None
+    own: list[tuple[str, Contribution]] | None
+    names: tuple[str, ...]
+
+
+class HeldReports:
+    """The reports of one step, section by section.
+
+    Guarantees: a report is held as long as some parameter that it contributes to is not done, and not longer, whoever does the work:
+    the model's tensors then lie at the same places whether a step is repeated, recorded or done as usual.
+    """
+
+    def __init__(self, sums: BoundedSum, batch: int) -> None:
+        self.sums, self.parts, self._batch = sums, Parts(), batch
+        self._held: list[_Held] = []
+        self._done: set[str] = set()
+
+    def hold(self, reports: list[Report], own: Own, names: list[tuple[str, ...]]) -> None:
+        """Take up reports that were worked on."""
+        for report, mine, theirs in zip(reports, own, names, strict=True):
+            self._held.append(_Held(report if mine is None else None, mine, theirs))
+
+    def work(self, reports: list[Report]) -> Worked:
+        """Add what `reports` contribute to `parts`."""
+        found = self.sums.explain(reports, self._batch)
+        for name, part in ((name, part) for parts in found for name, uses in parts.items() for part in uses):
+            self.parts.setdefault(name, []).append(part)
+        own = [own_parts(report, parts) for report, parts in zip(reports, found, strict=True)]
+        return Worked(own, [tuple(parts) for parts in found], nothing_made(reports, found))
+
+    def again(self) -> None:
+        """What all reports that are held contribute to parameters that are not done: made anew, or what was left of them."""
+        self.parts = {}
+        with graphs.private_pool():
+            made = iter(self.sums.explain([held.report for held in self._held if held.report is not None], self._batch))
+        for held in self._held:
+            own = [(n, part) for n, uses in next(made).items() for part in uses] if held.own is None else held.own
+            for name, part in own:
+                if name not in self._done:
+                    self.parts.setdefault(name, []).append(part)
+
+    def weigh(self, clip: Clip, mask: Tensor | None) -> Scaled:
+        """Multipliers from the contributions, which are let go of but for what the sums need."""
+        parts, self.parts = self.parts, {}
+        return self.sums.weigh(parts, clip, mask)
+
+    def order(self) -> list[str]:
+        """The parameters by their last report."""
+        last = {name: place for place, held in enumerate(self._held) for name in held.names}
+        return sorted(last, key=last.__getitem__)
+
+    def release(self, names: tuple[str, ...]) -> None:
+        """The sums of these parameters are made: let go of the reports that nothing else needs."""
+        self._done.update(names)
+        self._held = [held for held in self._held if not self._done.issuperset(held.names)]
