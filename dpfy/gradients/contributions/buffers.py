@@ -58,12 +58,17 @@ class BufferLayout:
     def buffers(self, scratch: int) -> tuple[Buffers, tuple[int, ...]]:
         """Buffers from among the model's tensors, for it is handed out, and where it lies."""
         places: Grads = {}
-        memory = [torch.empty(pieces.total, dtype=dtype, device=self.device) for dtype, _, pieces in self.rows]
+        memory = [taken(pieces.total, dtype, self.device) for dtype, _, pieces in self.rows]
         for flat, (_, mine, pieces) in zip(memory, self.rows, strict=True):
             places |= zip(mine, pieces.of(flat), strict=True)
-        more = torch.empty(scratch, dtype=torch.uint8, device=self.device)
+        more = taken(scratch, torch.uint8, self.device)
         where = (scratch, more.data_ptr(), *[flat.data_ptr() for flat in memory])
         return Buffers(places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more), where
+
+
+def taken(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for so many elements."""
+    return torch.empty(count, dtype=dtype, device=device)
 
 
 def cut(sizes: Sequence[int], names: Sequence[str], most: float) -> list[list[str]]:

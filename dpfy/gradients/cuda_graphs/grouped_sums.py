@@ -193,7 +193,7 @@ class GroupedSums:
         return tuple(self._end)
 
     def value(self, layout: Callable[[tuple[str, ...], Clip], BufferLayout]) -> Grads:
-        """The sums in the order of the parameters. `layout`: how those of some parameters lie in memory."""
+        """The sums in the order of the parameters, then the coordinates. `layout`: how those of some parameters lie in memory."""
         if self.source is not None:
             self.source.begin()
         groups, places = self.source.groups if self.source else self._as_usual(0).groups, Grads()
@@ -206,7 +206,7 @@ class GroupedSums:
             places |= buffers.places
             del buffers  # the scratch memory with it
             self._let_go(place, group)
-        return places if len(groups) == 1 else {name: places[name] for name in self.held.sums.params}
+        return {name: places.pop(name) for name in self.held.sums.params} | places
 
     def _as_usual(self, place: int) -> UsualSums:
         """The usual work from the group at `place` on, with the multipliers that there are if some sums were made with them."""
