@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
+from dpfy.gradients.contributions import sum_groups
+from dpfy.gradients.cuda_graphs.held_reports import HeldReports
 from dpfy.gradients.cuda_graphs.recorder import SAME, Recorder
 from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
@@ -217,3 +219,112 @@ def test_where_recording_fails_the_work_is_done_as_usual(monkeypatch: pytest.Mon
         found = engine.bounded_sum(images(model, seed)[0], FlatClip(0.1)).value
         same(found, usual(lambda s=seed: images(model, s)[0], FlatClip(0.1), None))
     assert not engine._recorder.on
+
+
+class Layers(nn.Module):
+    """Wide enough for reports and sums to be most of the memory of a step."""
+
+    def __init__(self, depth: int = 12, width: int = 1024) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(depth)])
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+def layers(model: nn.Module, seed: int) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(16, 128, 1024, generator=g).to(next(model.parameters()))
+    return model(x).float().square().mean((1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", MODELS)
+def test_sums_in_groups_are_the_usual_sums(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
+    recorder = compare(kind, FlatClip(0.1), dtype)
+    assert recorder.repeated > SAME
+    assert all(len(recording.end) > 1 for recording in recorder._recordings.values())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_bad_example_is_left_out_of_all_groups(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
+    test_a_bad_example_adds_nothing_and_spoils_nobody(kind, float("nan"))
+
+
+def test_sums_in_groups_need_less_memory_and_are_handed_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak of a repeated step is lower by most of the sums; steps before, in and after the recording lie at the same places."""
+    peaks, sums = {}, 0
+    for groups in (1, 4):
+        gc.collect()
+        monkeypatch.setattr(sum_groups, "GROUPS", groups)
+        monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
+        torch.manual_seed(0)
+        model = Layers().cuda().bfloat16()
+        engine, _ = engines(model)
+        for seed in range(SAME + 6):
+            total = engine.bounded_sum(layers(model, seed), FlatClip(0.1)).value
+            del total
+        assert engine._recorder.made == 1, engine._recorder.problem
+        assert engine._recorder.repeated >= 3
+        (recording,) = engine._recorder._recordings.values()
+        assert len(recording.end) == groups
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        total = engine.bounded_sum(layers(model, 100), FlatClip(0.1)).value
+        peaks[groups] = torch.cuda.max_memory_allocated() - before
+        sums = sum(t.nbytes for t in total.values())
+        engine.detach()
+        del total, model, engine, recording
+    assert peaks[1] - peaks[4] > 0.5 * sums, (peaks, sums)
+
+
+@pytest.mark.parametrize("group", [0, 2])
+def test_a_group_that_lies_elsewhere_is_made_as_usual(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something takes the memory that the next group had."""
+    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
+    torch.manual_seed(0)
+    model = Layers(4, 1024).cuda()
+    engine, usual = engines(model)
+    held: list[Tensor] = []
+    release, done, moved = HeldReports.release, [], []
+
+    def released(reports: HeldReports, names: tuple[str, ...]) -> None:
+        release(reports, names)
+        done.append(names)
+        if moved and len(done) == group + 1:
+            held.extend(torch.empty(2**18, device="cuda") for _ in range(64))
+
+    monkeypatch.setattr(HeldReports, "release", released)
+    for seed in range(SAME + 12):
+        done.clear()
+        moved[:] = [True] if seed in (SAME + 3, SAME + 7) else []
+        found = engine.bounded_sum(layers(model, seed), FlatClip(0.1)).value
+        assert len(done) == 4
+        held.clear()
+        moved.clear()
+        same(found, usual(lambda s=seed: layers(model, s), FlatClip(0.1), None))
+        del found
+    assert engine._recorder.on, engine._recorder.problem
+    assert engine._recorder.repeated
+
+
+def test_what_cannot_be_recorded_leaves_no_tensors_of_the_step_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Layers(4, 1024).cuda()
+    engine, _ = engines(model)
+    for seed in range(SAME):
+        engine.bounded_sum(layers(model, seed), FlatClip(0.1))
+    before = torch.cuda.memory_allocated()
+
+    def broken(*args: object, **how: object) -> object:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(engine._recorder.pool, "record", broken)
+    engine.bounded_sum(layers(model, SAME), FlatClip(0.1))
+    assert not engine._recorder.on
+    assert torch.cuda.memory_allocated() <= before + 2**20

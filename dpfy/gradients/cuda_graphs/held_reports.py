@@ -8,7 +8,6 @@ from torch import Tensor
 
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions.clipped_sum import Scaled
-from dpfy.gradients.contributions.contribution import Contribution
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.cuda_graphs.recorded_step import Own, nothing_made, own_parts
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
@@ -23,14 +22,6 @@ class Worked(NamedTuple):
     idle: bool
 
 
-class _Held(NamedTuple):
-    """One report, or its contributions where these hold none of its tensors; the parameters they are for."""
-
-    report: Report | None
-    own: list[tuple[str, Contribution]] | None
-    names: tuple[str, ...]
-
-
 class HeldReports:
     """The reports of one step, section by section.
 
@@ -40,13 +31,13 @@ class HeldReports:
 
     def __init__(self, sums: BoundedSum, batch: int) -> None:
         self.sums, self.parts, self._batch = sums, Parts(), batch
-        self._held: list[_Held] = []
+        self._sections: list[tuple[list[Report | None], Own, list[tuple[str, ...]]]] = []
         self._done: set[str] = set()
 
     def hold(self, reports: list[Report], own: Own, names: list[tuple[str, ...]]) -> None:
-        """Take up reports that were worked on."""
-        for report, mine, theirs in zip(reports, own, names, strict=True):
-            self._held.append(_Held(report if mine is None else None, mine, theirs))
+        """Take up reports that were worked on: those whose contributions hold their tensors, and the contributions of the others."""
+        kept = [report if mine is None else None for report, mine in zip(reports, own, strict=True)]
+        self._sections.append((kept, own, names))
 
     def work(self, reports: list[Report]) -> Worked:
         """Add what `reports` contribute to `parts`."""
@@ -60,10 +51,11 @@ class HeldReports:
         """What all reports that are held contribute to parameters that are not done: made anew, or what was left of them."""
         self.parts = {}
         with graphs.private_pool():
-            made = iter(self.sums.explain([held.report for held in self._held if held.report is not None], self._batch))
-        for held in self._held:
-            own = [(n, part) for n, uses in next(made).items() for part in uses] if held.own is None else held.own
-            for name, part in own:
+            kept = [report for reports, _, _ in self._sections for report in reports if report is not None]
+            made = iter(self.sums.explain(kept, self._batch))
+        for mine in (mine for _, own, _ in self._sections for mine in own):
+            found = [(name, part) for name, uses in next(made).items() for part in uses] if mine is None else mine
+            for name, part in found:
                 if name not in self._done:
                     self.parts.setdefault(name, []).append(part)
 
@@ -74,10 +66,15 @@ class HeldReports:
 
     def order(self) -> list[str]:
         """The parameters by their last report."""
-        last = {name: place for place, held in enumerate(self._held) for name in held.names}
-        return sorted(last, key=last.__getitem__)
+        uses = [name for _, _, names in self._sections for theirs in names for name in theirs]
+        return list(dict.fromkeys(reversed(uses)))[::-1]
 
     def release(self, names: tuple[str, ...]) -> None:
         """The sums of these parameters are made: let go of the reports that nothing else needs."""
         self._done.update(names)
-        self._held = [held for held in self._held if not self._done.issuperset(held.names)]
+        if len(self._done) == len(self.sums.params):
+            self._sections.clear()
+        for place, (reports, own, theirs) in enumerate(self._sections):
+            left = [i for i, each in enumerate(theirs) if not self._done.issuperset(each)]
+            if len(left) < len(theirs):
+                self._sections[place] = ([reports[i] for i in left], [own[i] for i in left], [theirs[i] for i in left])
