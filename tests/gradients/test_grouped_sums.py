@@ -18,6 +18,9 @@ from tests.gradients.test_recorder import FakeGraph, Model, Operations, Stage
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from dpfy.core.book import rehearsal
+from dpfy.core.random import Randomness
+from dpfy.core.values import Bound, Bounded
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
 from dpfy.gradients.contributions import buffers, sum_groups
 from dpfy.gradients.contributions.buffers import BufferLayout
@@ -27,6 +30,9 @@ from dpfy.gradients.cuda_graphs.held_reports import HeldReports
 from dpfy.gradients.cuda_graphs.recorder import SAME
 from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.tracing.tape import Report
+from dpfy.noise.strategy import Identity
+from dpfy.noise.stream import NoiseStream
+from dpfy.training.update import rounded
 
 GRAIN = 64
 
@@ -395,3 +401,24 @@ def test_a_layout_cuts_its_memory_into_pieces_of_one_dtype() -> None:
             assert (place.shape, place.dtype) == (params[name].shape, params[name].dtype)
             place.fill_(ord(name))
         assert all(bool((place == ord(name)).all()) for name, place in made.places.items())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("into", [False, True])
+def test_noise_is_the_same_whatever_pieces_the_sums_lie_in(device: str, into: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    params = {name: nn.Parameter(torch.empty(*shape, dtype=torch.bfloat16 if into else torch.float32, device=device))
+              for name, shape in {"a": (37, 5), "b": (3,), "c": (700,), "d": (64, 9)}.items()}  # fmt: skip
+    values = {name: torch.randn(p.shape, generator=generator).to(device) for name, p in params.items()}
+    stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(3), divisor=7, in_place=True)
+    found = []
+    for most in (math.inf, 2**10, 1):
+        sums = dict(BufferLayout(params, most=most).buffers(0)[0].places)
+        for name, value in values.items():
+            sums[name].copy_(value)
+        ends = rounded(sums, params)
+        assert (ends is not None) is into
+        released, _ = stream.release(Bounded(sums, Bound(1.0)), 5, {}, rehearsal(stream.event, 10), ends)
+        found.append({name: t.float().cpu() for name, t in released.value.items()})
+    for other in found[1:]:
+        assert all(torch.equal(other[name], found[0][name]) for name in params)
