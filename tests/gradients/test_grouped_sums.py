@@ -117,6 +117,7 @@ class GroupedStage(Stage):
         monkeypatch.setattr(bounded_sum, "joins", lambda part: True)
         monkeypatch.setattr(sum_groups, "GROUPS", groups)
         monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
+        monkeypatch.setattr(sum_groups, "GROUPED_SHARE", 0.0)
         monkeypatch.setattr(recorder, "PIECE_BYTES", 512)
         monkeypatch.setattr(HeldReports, "release", self._release(HeldReports.release))
 
@@ -307,14 +308,21 @@ def test_a_group_that_moves_while_it_is_recorded_is_made_as_usual(stage: Grouped
 
 
 @pytest.mark.parametrize(
-    ("clip", "bytes_", "groups"),
-    [(CLIP, 0, 4), (CLIP, 2**20, 1), (PerLayerClip(0.2), 0, 1), (QuantileClip(0.3), 0, 1)],
-    ids=["flat", "small", "per layer", "quantile"],
+    ("clip", "size", "share", "groups"),
+    [
+        (CLIP, 2900, 1.0, 4),
+        (CLIP, 3000, 1.0, 1),
+        (CLIP, 2900, 20.0, 1),
+        (PerLayerClip(0.2), 0, 0.0, 1),
+        (QuantileClip(0.3), 0, 0.0, 1),
+    ],
+    ids=["flat", "small sums", "small reports", "per layer", "quantile"],
 )
 def test_sums_are_grouped_only_where_that_is_simple_and_pays(
-    stage: GroupedStage, clip: Clip, bytes_: int, groups: int, monkeypatch: pytest.MonkeyPatch
+    stage: GroupedStage, clip: Clip, size: int, share: float, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", bytes_)
+    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", size)
+    monkeypatch.setattr(sum_groups, "GROUPED_SHARE", share)
     for seed in range(SAME + 2):
         stage.check(seed, clip)
     assert stage.recorder.repeated == 2

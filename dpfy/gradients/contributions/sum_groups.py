@@ -14,6 +14,9 @@ GROUPS = 4
 GROUPED_BYTES = 2**26
 """Sums that are smaller in all are made at once."""
 
+GROUPED_SHARE = 1.0
+"""So are those of which what is held for them is a smaller part: there is little to let go of, and short steps would feel the launches."""
+
 PIECE_BYTES = 2**24
 """The sums of a group lie in pieces of at most this size, which fit where a layer's tensors were."""
 
@@ -26,8 +29,8 @@ class SumGroup:
     scratch: int
 
 
-def sum_groups(scaled: Scaled, order: Sequence[str]) -> tuple[SumGroup, ...]:
-    """The groups of all parameters of `scaled`; `order`: those that are used, by their last use.
+def sum_groups(scaled: Scaled, order: Sequence[str], held: int) -> tuple[SumGroup, ...]:
+    """The groups of all parameters of `scaled`; `order`: those that are used, by their last use; `held`: bytes that are held for them.
 
     Guarantees: every parameter is in one group. The groups follow from shapes, kinds of contributions and the order alone, never from
     values. Those without a contribution, and those that share a launch, are in the first group.
@@ -35,7 +38,8 @@ def sum_groups(scaled: Scaled, order: Sequence[str]) -> tuple[SumGroup, ...]:
     sizes = {name: p.numel() * sum_dtype(p.dtype).itemsize for name, p in scaled.params.items()}
     total, large = sum(sizes.values()), {name: part for _, mine in scaled.rests for name, part in mine.items()}
     groups: list[list[str]] = [list(sizes)]
-    if len(scaled.rests) == 1 and not scaled.clip.coordinates and total >= GROUPED_BYTES:
+    pays = total >= GROUPED_BYTES and held >= GROUPED_SHARE * total
+    if pays and len(scaled.rests) == 1 and not scaled.clip.coordinates:
         later = [name for name in order if name in large]
         groups, before = [[] for _ in range(GROUPS)], 0
         for name in [*[name for name in sizes if name not in set(later)], *later]:

@@ -58,9 +58,8 @@ class UsualSums:
         if not held.parts:
             held.again()
         with graphs.private_pool():
-            order = held.order()
             scaled = held.weigh(request.clip, request.mask)
-            self.groups = groups or sum_groups(scaled, order)
+            self.groups = groups or sum_groups(scaled, held.order(), held.nbytes)
             self._sums, self._flag, self._bad = held.sums, None if scale is not None else Flag(scaled.sound.device), False
             if self._flag is not None:
                 self._flag.put(scaled.sound)

@@ -69,6 +69,12 @@ class HeldReports:
         uses = [name for _, _, names in self._sections for theirs in names for name in theirs]
         return list(dict.fromkeys(reversed(uses)))[::-1]
 
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors in all reports that are held."""
+        reports = [report for kept, _, _ in self._sections for report in kept if report is not None]
+        return sum({t.data_ptr(): t.nbytes for report in reports for t in report.tensors}.values())
+
     def release(self, names: tuple[str, ...]) -> None:
         """The sums of these parameters are made: let go of the reports that nothing else needs."""
         self._done.update(names)
