@@ -12,7 +12,8 @@ from dpfy.noise.strategy import Strategy
 from dpfy.noise.toeplitz import Toeplitz
 from dpfy.plan import pairs
 
-MOST_POINTS = 100
+MOST_POINTS = 20
+"""Each costs its share of delta, and a card that is computed before the run."""
 ROUNDED = 1 - 1e-12
 """Shares and ratios of noise are right up to this factor, and rounded down by it."""
 

@@ -39,8 +39,11 @@ def require(reserved: Sequence[Reserved]) -> None:
     """Refuse a run whose card could not be computed.
 
     Guarantees: every figure that a card derives from the ledger is computed here, by the same functions from the same events, so that
-    no limit of accounting is met for the first time when releases were made. `numbers` keeps the figures: they are computed once.
+    no limit of accounting is met for the first time when releases were made; where a run may end early, at each of its points.
+    `figures` keeps the figures: they are computed once.
     """
     rows: list[Row] = [(r.claim.name, events.CODEC.encode(r.claim.event), 1, r.to_json()) for r in reserved]
     unit, adjacency = reserved[0].claim.unit, reserved[0].claim.adjacency
-    card.claims(ledger_of({"unit": unit.to_json(), "adjacency": adjacency.value}, rows), {"sections": {}})
+    ends: list[dict[str, tuple[int, int]]] = [{}, *({r.claim.name: (made, made)} for r in reserved for made in r.claim.stops)]
+    for settled in ends:
+        card.claims(ledger_of({"unit": unit.to_json(), "adjacency": adjacency.value}, rows, settled=settled), {"sections": {}})

@@ -61,7 +61,10 @@ def leave(training: PrivateTraining, stopped: str | None, error: BaseException |
         if error is None:
             raise
         unsaved = str(problem)
-    words = unfinished(folder.path, training.steps_done, training.plan.recipe.steps, unsaved, training.plan.recipe.stopping)
+    if training.last_step < training.plan.recipe.steps:
+        words = f"run {folder.path}: ended after {training.last_step} steps, but its card is not written; {RESUME}"
+    else:
+        words = unfinished(folder.path, training.steps_done, training.plan.recipe.steps, unsaved, training.plan.recipe.stopping)
     if error is None:
         warnings.warn(words, stacklevel=3)
     else:

@@ -109,6 +109,36 @@ def test_a_run_that_ended_cannot_go_on(tmp_path):
         train(tmp_path, 12, resume=True)
 
 
+def test_an_end_that_could_not_be_written_is_told_apart_from_a_run_that_goes_on(tmp_path, monkeypatch):
+    """A full disk, which the caller survives: nothing goes on, and the resumed run ends."""
+    net = small.model()
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    def leave() -> None:
+        with dpfy.PrivateTraining(
+            net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan(), dpfy.Run(tmp_path / "run", seed=5)
+        ) as training:
+            for x, y in training.batches():
+                training.step(functional.cross_entropy(net(x), y, reduction="none"))
+                break
+            with monkeypatch.context() as patch:
+                patch.setattr(RunFolder, "finish", full)
+                with pytest.raises(OSError, match="no space"):
+                    training.finish()
+            with pytest.raises(Unsupported, match="stopped"):
+                next(training.batches())
+
+    with pytest.warns(UserWarning, match="ended after 1 steps, but its card is not written"):
+        leave()
+    again = small.model()
+    run = dpfy.Run(tmp_path / "run", resume=True, seed=5)
+    with dpfy.PrivateTraining(again, torch.optim.SGD(again.parameters(), lr=0.1), small.data(), plan(), run):
+        pass
+    assert card(tmp_path)["sections"][0]["ended"]["billed"] == 4
+
+
 class Crash(BaseException):
     """The process dies."""
 
@@ -225,7 +255,7 @@ def test_what_has_no_proof_is_refused_with_a_way_out():
         dpfy.Run("x", batches=dpfy.ForeignBatches("shuffled elsewhere")).claims(plan())
 
 
-@pytest.mark.parametrize("points", [0, -1, True, 1.5, "5", [0], [21], [0.5, "x"], [2.5], [float("nan")], 101])
+@pytest.mark.parametrize("points", [0, -1, True, 1.5, "5", [0], [21], [0.5, "x"], [2.5], [float("nan")], 21])
 def test_bad_points(points):
     with pytest.raises(InvalidInput, match="stopping"):
         plan(stopping=points)
