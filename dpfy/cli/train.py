@@ -141,10 +141,10 @@ def _train(
         tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
         return
     from dpfy.runs.folder import fresh_path
-    from dpfy.training import job, ready
+    from dpfy.training import job, launch, ready
 
     folder = out or fresh_path()
-    with resumable(folder, "dpfy train"):
+    with resumable(folder, "dpfy train"), launch.joined() as first:
         if resume and job.is_finished(folder) and not show:
             outcome = job.finished(folder)
         else:
@@ -155,6 +155,8 @@ def _train(
                 tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
                 return
             outcome = job.run(whole, folder, resume=resume, seed=seed, progress=True)
+    if not first:
+        return
     card = outcome.card | section(outcome.card, "training")
     lines = [card["statement"], f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s"]
     group = outcome.group()

@@ -25,6 +25,7 @@ from dpfy.training import evaluation, metrics
 from dpfy.training.admission import check_parts
 from dpfy.training.averaging import adopt
 from dpfy.training.evaluation import BILLED, PUBLIC
+from dpfy.training.follower import Follower
 from dpfy.training.load import Released
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
@@ -34,6 +35,7 @@ from dpfy.training.progress import spent
 from dpfy.training.run import Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
+from dpfy.training.world import World
 
 BEFORE = "finished before"
 
@@ -61,7 +63,7 @@ def fit(
     loss: str | Loss = "cross_entropy",
     labels: str | None = None,
     objective: BatchLosses | None = None,
-    run: str | Path | Run | RunFolder | None = None,
+    run: str | Path | Run | RunFolder | Follower | None = None,
     test: object | None = None,
     test_is: str | None = None,
     test_noise: float | None = None,
@@ -69,6 +71,7 @@ def fit(
     update: Update | None = None,
     scheduler: object = None,
     stop: Rule | None = None,
+    world: World | None = None,
 ) -> Result:
     """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model holds the released weights.
 
@@ -111,9 +114,12 @@ def fit(
     started = time.monotonic()
     if use == BILLED:
         run = _billed(run, plan, test_noise)
-    if (done := _finished(model, run, plan)) is not None:
+    world = World.joined() if world is None else world
+    if (done := world.in_turn("what was finished before", lambda: _finished(model, run, plan))) is not None:
         return done
-    training = PrivateTraining(model, optimizer, train, plan, run, runtime=runtime, update=update, scheduler=scheduler)
+    training = PrivateTraining(
+        model, optimizer, train, plan, run, runtime=runtime, update=update, scheduler=scheduler, world=world
+    )
     if training.schedules.waiting:
         raise Unsupported(
             "ReduceLROnPlateau in fit", "use PrivateTraining, and training.schedule(metric=...) where it is measured"
@@ -136,9 +142,9 @@ def fit(
     return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
 
 
-def _billed(run: str | Path | Run | RunFolder | None, plan: Plan, noise: float | None) -> Run | RunFolder:
+def _billed(run: str | Path | Run | RunFolder | Follower | None, plan: Plan, noise: float | None) -> Run | RunFolder | Follower:
     """The run with its evaluation, to be reserved before the data is read."""
-    if isinstance(run, RunFolder):
+    if isinstance(run, RunFolder | Follower):
         if run.run.evaluation is None:
             raise InvalidInput("run", "a folder without a billed evaluation", "give Run(evaluation=...) when the folder is made")
         return run

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dpfy.core.claim import Reserved
 from dpfy.core.errors import Busy, Corrupt, InvalidInput, Unsupported
@@ -86,17 +86,23 @@ class Follower:
     def abandon(self) -> None:
         """Rank 0 does it."""
 
+    def __enter__(self) -> Self:
+        """As an opened folder is used."""
+        return self
+
     def __exit__(self, *_: object) -> None:
         """Nothing is held."""
 
 
-def opened(world: World, run: Run | RunFolder, plan: Plan) -> RunFolder | Follower:
+def opened(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFolder | Follower:
     """The folder of the run: rank 0 opens it and reserves the plan; the others then follow, with its secret.
 
     Guarantees: no rank goes on before the reservation is on disk. The secret is in the memory of the ranks and in rank 0's folder alone.
     """
     if world.first:
-        folder = run if isinstance(run, RunFolder) else _opened(run, plan)
+        folder = _opened(run, plan) if isinstance(run, Run) else run
+        if isinstance(folder, Follower):
+            raise InvalidInput("run", "a folder that rank 0 holds", "is for the other ranks")
         secret = [folder.randomness.secret.hex(), folder.randomness.fixed, folder.fresh, str(folder.path.absolute())]
         try:
             world.exchange("the opening of the run", secret if world.count > 1 else None)
@@ -104,9 +110,11 @@ def opened(world: World, run: Run | RunFolder, plan: Plan) -> RunFolder | Follow
             folder.__exit__(type(error), error, None)
             raise
         return folder
-    if not isinstance(run, Run):
+    if isinstance(run, RunFolder):
         raise InvalidInput("run", "an opened folder", "is opened by rank 0 alone; give Run(path) on every rank")
     secret, fixed, fresh, path = world.exchange("the opening of the run")[0]
+    if isinstance(run, Follower):
+        return run
     return Follower(replace(run, path=path), plan, Randomness(bytes.fromhex(secret), fixed), fresh)
 
 

@@ -30,12 +30,15 @@ from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.training import evaluation
 from dpfy.training.config import MOST_GROUP, JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
 from dpfy.training.fit import BEFORE, fit
+from dpfy.training.follower import Follower, opened
 from dpfy.training.ftrl import Ftrl
+from dpfy.training.launch import restarted
 from dpfy.training.losses import OF_CLASSES
 from dpfy.training.plateau import Plateau
 from dpfy.training.ready import UNKNOWN
 from dpfy.training.run import TRAINING, Run, RunFolder, ended, finish_erasure
 from dpfy.training.update import Update
+from dpfy.training.world import World
 
 RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000}
 WHOLE = {"digits": 1_797, "adult": 30_162, "shakespeare": 8_646}
@@ -161,17 +164,23 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
     Guarantees: the plan is reserved before any data is read; if the data or the model is refused, the reservation is given back and
     nothing is left behind.
     """
-    if resume and is_finished(out):
+    if (resume or restarted()) and is_finished(out):
         return finished(out)
     if (out / CANARIES).is_file():
         raise InvalidInput("run", str(out), "was started with canaries; resume it with dpfy audit train --resume")
-    plan = plan_of(config)
-    with RunFolder(_run(config, plan, out, resume, seed), plan) as folder:
+    plan, world = plan_of(config), World.joined()
+    return world.told(lambda: _trained(config, opened(world, _run(config, plan, out, resume, seed), plan), world, progress))
+
+
+def _trained(config: JobConfig, folder: RunFolder | Follower, world: World, progress: bool) -> Outcome:
+    """Train in an opened folder."""
+    plan = folder.plan
+    with folder:
         data = load(config, plan.recipe.records)
         assert data.classes is not None
         model = build.build(config.model, data.features, data.classes)
         folder.tell(TRAINING, model={"reads": {"features": list(data.features), "classes": data.classes}})
-        if config.data.schema is not None:
+        if config.data.schema is not None and isinstance(folder, RunFolder):
             folder.write("schema.toml", schemas.rendered(schemas.load(config.data.schema)).encode())
         extract = features.features(config.model)
         train, test = (_extracted(part, extract) for part in (data.train, data.test))
@@ -187,8 +196,9 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
             runtime=config.runtime.runtime(progress),
             update=Update(config.training.average),
             stop=None if config.training.patience is None else Plateau(patience=config.training.patience),
+            world=world,
         )
-    return Outcome(out, _card(out), result.seconds, result.engine)
+    return Outcome(folder.path, _card(folder.path), result.seconds, result.engine)
 
 
 def load(config: JobConfig, expected: int) -> source.DataSource:

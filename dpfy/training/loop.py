@@ -69,7 +69,7 @@ class PrivateTraining(Standing):
         optimizer: torch.optim.Optimizer,
         train: object,
         plan: Plan,
-        run: str | Path | Run | RunFolder | None = None,
+        run: str | Path | Run | RunFolder | Follower | None = None,
         *,
         runtime: Runtime | None = None,
         update: Update | None = None,
@@ -84,7 +84,7 @@ class PrivateTraining(Standing):
         guard.check_state(model)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.runtime, self.rule = runtime or Runtime(), update or Update()
-        self.run = run if isinstance(run, Run | RunFolder) else Run(run if run is not None else fresh_path())
+        self.run = run if isinstance(run, Run | RunFolder | Follower) else Run(run if run is not None else fresh_path())
         fresh = isinstance(self.run, Run) and not self.run.resume
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
         check_records(plan.recipe, train.records_each if isinstance(train, Records) else 1, rows_of(train))
