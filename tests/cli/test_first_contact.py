@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from commands import call
+from calls import call
 
 from dpfy import __version__
 from dpfy.report import explorer

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from commands import HEADER, call, fill, refused, rows
+from calls import HEADER, call, fill, refused, rows
 
 from dpfy.data import draft, header
 from dpfy.data.files import DataFile

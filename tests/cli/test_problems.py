@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from commands import call, fill, refused, rows
+from calls import call, fill, refused, rows
 
 from dpfy.core.errors import InvalidInput
 from dpfy.training import config

@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from commands import call, refused
+from calls import call, refused
 
 from dpfy.audit.whitebox import fair_coins
 from dpfy.cli import interrupt

@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from commands import call, refused
+from calls import call, refused
 
 FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "5"]
 
