@@ -34,6 +34,8 @@ AREAS = (
     "mechanisms",
     "statistics",
     "layers",
+    "lazy",
+    "loops",
 )
 PATIENCE = 600
 """Seconds after which a mistake that makes the tests run for ever counts as noticed."""
