@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from dpfy.core import packages
@@ -39,6 +39,7 @@ from dpfy.training.admission import NARROW
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime
+from dpfy.training.schedulers import waits
 from dpfy.training.update import Update
 
 try:
@@ -263,7 +264,7 @@ class _Scheduled:
 
     def step(self, *metric: float) -> None:
         """Nothing, but for a plateau: it is given its public metric, which the run records."""
-        if metric and isinstance(self.scheduler, ReduceLROnPlateau):
+        if metric and waits(self.scheduler):
             training = self._accelerator._live()
             if not training.folder.finished:
                 training.schedule(metric=float(metric[0]))

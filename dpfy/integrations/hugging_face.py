@@ -31,7 +31,6 @@ from dpfy.training import averaging
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, complete
 from dpfy.training.runtime import Runtime
-from dpfy.training.schedulers import decode, encode
 from dpfy.training.update import Update
 
 try:
@@ -185,7 +184,7 @@ class PrivateTrainer(Trainer):
         exported: list[Any] = [c for c in [*handler.callbacks, self.control] if isinstance(c, ExportableState)]
         self.state = TrainerState(stateful_callbacks=exported)
         if KEPT in training.kept:
-            self.state = TrainerState(**decode(training.kept[KEPT]))
+            self.state = TrainerState(**training.kept[KEPT])
             self._load_callback_state()
         self.state.train_batch_size = self._train_batch_size
         self.state.compute_steps(self.args, steps)
@@ -259,7 +258,7 @@ class PrivateTrainer(Trainer):
         held = asdict(self.state)
         exported = [c for c in [*self.callback_handler.callbacks, self.control] if isinstance(c, ExportableState)]
         held["stateful_callbacks"] = {type(c).__name__: c.state() for c in exported}
-        self.training.kept[KEPT] = encode(held)
+        self.training.kept[KEPT] = held
         self.training.save()
         self._last_save = time.monotonic()
 

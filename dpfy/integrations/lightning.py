@@ -159,6 +159,7 @@ class PrivateStrategy(SingleDeviceStrategy):
             rule = f"is of step {target}, the run stands at {training.steps_done}: resume from its latest checkpoint"
             raise InvalidInput("ckpt_path", "an earlier checkpoint", rule)
         self._due = target
+        self._hush(True)
         self._make(target)
 
     # --- a step -------------------------------------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         self._random = state.generators(training.device)
 
     def _losses_of(self) -> Callable[[Any], Tensor]:
-        """The module's `training_step` as a function of a physical batch. What it logs is withheld."""
+        """The module's `training_step` as a function of a physical batch."""
         module: Any = self.lightning_module
         user_step, context, transferred = module.training_step, self.precision_plugin.train_step_context, super().batch_to_device
         indexed, training = len(inspect.signature(user_step).parameters) > 1, self.training
@@ -201,14 +202,8 @@ class PrivateStrategy(SingleDeviceStrategy):
 
         def losses(batch: Any) -> Tensor:
             batch = transferred(module._on_before_batch_transfer(batch))
-            hushed = dict.fromkeys(("log", "log_dict"), _hushed)
-            vars(module).update(hushed)
-            try:
-                with context():
-                    found = user_step(batch, training.steps_done % self._each) if indexed else user_step(batch)
-            finally:
-                for name in hushed:
-                    vars(module).pop(name)
+            with context():
+                found = user_step(batch, training.steps_done % self._each) if indexed else user_step(batch)
             found = found["loss"] if isinstance(found, dict) else found
             if not isinstance(found, Tensor) or found.dim() != 1:
                 raise InvalidInput(
@@ -220,11 +215,16 @@ class PrivateStrategy(SingleDeviceStrategy):
 
     # --- validation, checkpoints, the end ---------------------------------------------------------------------------------------------
 
+    def on_validation_start(self) -> None:
+        """What is measured on public data may be logged."""
+        self._hush(False)
+
     def on_validation_end(self) -> None:
         """Record what was measured on public data, and give a plateau its metric."""
         training = self.training
         if training is None or self._trainer.sanity_checking or not training.boundary:
             return
+        self._hush(True)
         state.set_generators(self._random, training.device)
         found = {name: float(value) for name, value in self._trainer.callback_metrics.items() if math.isfinite(float(value))}
         if found:
@@ -246,6 +246,7 @@ class PrivateStrategy(SingleDeviceStrategy):
     def on_train_end(self) -> None:
         """End the run: complete, or stopped by a callback. One that Lightning left otherwise stays unfinished."""
         training = self.training
+        self._hush(False)
         if training is None or training.folder.finished:
             return
         if training.steps_done == self.plan.recipe.steps or self._trainer.should_stop:
@@ -255,10 +256,18 @@ class PrivateStrategy(SingleDeviceStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Leave the run as an error leaves the block of a private training."""
+        self._hush(False)
         if self.training is not None and self.training.watch is not None and not self.training.folder.finished:
             self.training.__exit__(type(exception), exception, exception.__traceback__)
 
     # --- small things -----------------------------------------------------------------------------------------------------------------
+
+    def _hush(self, wanted: bool) -> None:
+        """Withhold what the module logs while it trains: in `training_step`, and of what it kept from there."""
+        for name in ("log", "log_dict"):
+            vars(self.lightning_module).pop(name, None)
+            if wanted:
+                vars(self.lightning_module)[name] = _withheld
 
     def _scheduled(self, config: Any) -> Any:
         """A scheduler as the run steps it. Lightning steps it no more."""
@@ -318,11 +327,11 @@ def _check_trainer(trainer: Any, plan: Plan, each: int) -> None:
         raise Unsupported("manual optimization", "leave automatic_optimization True: the run makes the steps")
 
 
-def _hushed(*given: Any, **settings: Any) -> None:
-    """What stands for self.log while records of a batch are at hand."""
+def _withheld(*given: Any, **settings: Any) -> None:
+    """What stands for self.log while the run trains."""
     name = given[0] if given and isinstance(given[0], str) else "log_dict"
     warnings.warn(
-        f"self.log({name!r}) in training_step is withheld: it comes from private records; log on public data", stacklevel=2
+        f"self.log({name!r}) is withheld: while training it comes from private records; log in validation_step", stacklevel=2
     )
 
 

@@ -7,6 +7,7 @@ scheduler itself, stores its state, and refuses another scheduler, another setti
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
@@ -61,6 +62,7 @@ class Schedules:
             _check(scheduler, optimizer, steps // every)
         if self.all and ruled:
             raise InvalidInput("scheduler", "beside Update(schedule=...)", "two rules of one learning rate: give one of them")
+        self._waits = [waits(scheduler) for scheduler in self.all]
         often = ["" if every == 1 else f" after every {every} steps" for every in self._every]
         self._words = ", and ".join(described(one) + words for one, words in zip(self.all, often, strict=True))
         self._left = self._marks()
@@ -71,7 +73,7 @@ class Schedules:
     @property
     def waiting(self) -> bool:
         """Whether one of them waits for a metric."""
-        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.all)
+        return any(self._waits)
 
     @property
     def words(self) -> str:
@@ -86,8 +88,8 @@ class Schedules:
 
     def advance(self, step: int) -> None:
         """Step them, after `step` of the run."""
-        for scheduler, every in zip(self.all, self._every, strict=True):
-            if not isinstance(scheduler, ReduceLROnPlateau) and (step + 1) % every == 0:
+        for scheduler, every, metric in zip(self.all, self._every, self._waits, strict=True):
+            if not metric and (step + 1) % every == 0:
                 scheduler.step()
         self._left = self._marks()
 
@@ -99,9 +101,9 @@ class Schedules:
             raise InvalidInput("schedule", name, f"must be the metric that the scheduler got before: {self.metric}")
         self.check()
         self.metric = name
-        for scheduler in self.all:
-            if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(value)
+        for scheduler, metric in zip(self.all, self._waits, strict=True):
+            if metric:
+                scheduler.step(value)  # type: ignore[arg-type]
         self._left = self._marks()
 
     def fingerprint(self) -> str:
@@ -150,6 +152,12 @@ def require_known(training: Any) -> None:
         raise InvalidInput("resume scheduler", "one that the run was not given and cannot repeat", GIVE)
 
 
+def waits(scheduler: LRScheduler) -> bool:
+    """Whether a scheduler is stepped with a metric, as ReduceLROnPlateau is."""
+    given = list(inspect.signature(scheduler.step).parameters.values())
+    return bool(given) and given[0].default is inspect.Parameter.empty
+
+
 def settings(groups: Iterable[Mapping[str, Any]], skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """The settings of parameter groups, as plain values."""
     return [{k: _number(v) for k, v in group.items() if k != "params" and k not in skip} for group in groups]
@@ -165,7 +173,7 @@ def described(scheduler: object) -> str:
 
 
 def encode(value: Any) -> Any:
-    """A value of a scheduler's state in JSON, such that `decode` gives it back, equal and of its type."""
+    """A value of a scheduler's state, or of `kept`, in JSON, such that `decode` gives it back, equal and of its type."""
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, float):
@@ -179,9 +187,7 @@ def encode(value: Any) -> Any:
         return [encode(v) for v in value]
     if isinstance(value, tuple):
         return {KIND: "tuple", "value": [encode(v) for v in value]}
-    raise Unsupported(
-        f"a {type(value).__name__} in the state of a scheduler", "keep numbers, words, lists and dictionaries in it"
-    )
+    raise Unsupported(f"a {type(value).__name__} in what a checkpoint keeps", "keep numbers, words, lists and dictionaries")
 
 
 def decode(data: Any) -> Any:

@@ -18,7 +18,7 @@ from dpfy.noise.strategy import State
 from dpfy.plan.recipe import CODEC
 from dpfy.training.checkpoint import Snapshot, join_optimizer, split_optimizer
 from dpfy.training.local import local
-from dpfy.training.schedulers import Schedules
+from dpfy.training.schedulers import Schedules, decode, encode
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
@@ -74,7 +74,7 @@ class TrainState:
             "recorded": sorted(self.recorded),
             "computed": dict(self.computed),
             **({"schedulers": self.schedules.facts()} if self.schedules else {}),
-            **({"kept": self.kept} if self.kept else {}),
+            **({"kept": encode(self.kept)} if self.kept else {}),
         }
         return Snapshot(
             self.step,
@@ -108,7 +108,7 @@ class TrainState:
             rates=tuple((step, rates) for step, rates in facts["rates made"]),
             recorded=frozenset(facts["recorded"]),
             computed=dict(facts["computed"]),
-            kept=dict(facts.get("kept", {})),
+            kept=decode(facts["kept"]) if "kept" in facts else {},
         )
 
 

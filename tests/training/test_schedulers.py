@@ -400,6 +400,15 @@ def test_a_metric_without_a_scheduler_that_waits_is_refused(tmp_path):
         train(tmp_path / "run", SCHEDULERS["lambda"], loop=lambda t, s: t.schedule(loss=1.0) if t.boundary else None)
 
 
+def test_any_scheduler_that_wants_a_metric_waits_for_it(tmp_path):
+    class Greedy(rates.ReduceLROnPlateau):
+        def step(self, metrics, epoch=None):
+            super().step(metrics, epoch)
+
+    train(tmp_path / "run", lambda o: Greedy(o, patience=0))
+    assert "Greedy(" in schedule_of(tmp_path / "run")
+
+
 def test_what_the_loop_keeps_is_found_again(tmp_path):
     found = []
 
@@ -422,5 +431,5 @@ def test_a_state_comes_back_equal():
     assert torch.equal(back.pop("t"), state.pop("t"))
     assert back == state
     assert isinstance(back[3][1]["b"], Counter)
-    with pytest.raises(Unsupported, match="a object in the state of a scheduler"):
+    with pytest.raises(Unsupported, match="a object in what a checkpoint keeps"):
         encode({"a": object()})
