@@ -282,23 +282,33 @@ def test_an_evaluation_that_cannot_be_billed_leaves_nothing(tmp_path, monkeypatc
     assert contents(tmp_path) == {}
 
 
+@pytest.mark.parametrize("stopping", [None, [2]])
 @pytest.mark.parametrize("accountant", ["tight", "rdp"])
-def test_accounting_is_asked_nothing_new_once_a_step_is_made(tmp_path, monkeypatch, accountant):
+def test_accounting_is_asked_nothing_new_once_a_step_is_made(tmp_path, monkeypatch, accountant, stopping):
     """The card of a finished run holds figures that were computed before its folder was made: no limit can strand it half-way."""
-    plan = dpfy.dpsgd(small.RECORDS, 20, steps=5).with_noise(2.0, delta=1e-3, accountant=accountant)
+    plan = dpfy.dpsgd(small.RECORDS, 20, steps=5, stopping=stopping).with_noise(2.0, delta=1e-3, accountant=accountant)
     net = small.model()
 
     def refuse(*_: object, **__: object) -> None:
         raise InvalidInput("steps", 5, "asked too late")
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        monkeypatch.setattr(accounting, "curve", refuse)
-        monkeypatch.setattr(accounting, "epsilon", refuse)
+        if outputs.requires_grad:  # a step, and not the rehearsal of the evaluation before it
+            monkeypatch.setattr(accounting, "curve", refuse)
+            monkeypatch.setattr(accounting, "epsilon", refuse)
         return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
 
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     result = dpfy.fit(
-        net, small.data(), plan=plan, optimizer=optimizer, loss=loss, run=tmp_path / "run", test=small.data(), test_is="public"
+        net,
+        small.data(),
+        plan=plan,
+        optimizer=optimizer,
+        loss=loss,
+        run=tmp_path / "run",
+        test=small.data(),
+        test_is="public",
+        stop=None if stopping is None else lambda rows: True,
     )
     assert (result.run / "privacy.json").is_file()
     assert result.epsilon == metrics.rows(result.run)[-1]["epsilon"]
