@@ -98,7 +98,7 @@ def test_the_noise_has_the_scale_of_the_bill(tmp_path, monkeypatch):
         dpfy.private_batchnorm(wide, (IMAGES, LABELS), folder)
     spread = float(torch.cat(seen).std())
     assert len(torch.cat(seen)) == 960
-    assert not torch.isclose(*seen).any()  # each layer has noise of its own
+    assert abs(float(torch.corrcoef(torch.stack(seen))[0, 1])) < 0.3  # each layer has noise of its own
     assert 0.9 < spread < 1.1
 
 
