@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -66,7 +68,7 @@ class Stop(Exception):
     """The process dies here."""
 
 
-def train(path, make, *, die=None, at="step", every=0.0, net=None, loop=None, wrap=lambda s: s, **settings):
+def train(path, make, *, die=None, at="step", every=0.0, net=None, loop=None, dying=None, wrap=lambda s: s, **settings):
     """Trains with Adam; dies after `die` steps (at "step": right after it; "asked": when the next batch is out). Returns the weights."""
     torch.set_num_threads(1)
     net = net or small.model()
@@ -84,6 +86,8 @@ def train(path, make, *, die=None, at="step", every=0.0, net=None, loop=None, wr
                 raise Stop
             training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
             if at == "step" and training.boundary and training.steps_done == die:
+                if dying is not None:
+                    dying()
                 raise Stop
             if training.boundary:
                 seen.append((training.steps_done, optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]))
@@ -187,6 +191,30 @@ def test_a_run_that_was_cut_has_the_rates_and_weights_of_one_that_was_not(tmp_pa
     assert schedule_of(tmp_path / "cut") == schedule_of(tmp_path / "whole")
     rows = [(tmp_path / n / "metrics.jsonl") for n in ("whole", "cut")]
     assert [row.read_bytes() for row in rows if row.exists()] in ([], [rows[0].read_bytes()] * 2 if rows[0].exists() else [])
+
+
+@pytest.mark.parametrize("every", [0.0, 1e9], ids=["checkpoints", "journal"])
+@pytest.mark.parametrize("name", ["lambda", "warm cosine", "plateau"])
+def test_a_process_that_was_killed_leaves_a_run_that_goes_on_bit_for_bit(tmp_path, name, every):
+    """SIGKILL: nothing of the process lives on but what is on disk. Before and after what the loop does at a boundary."""
+
+    def kill(*given):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    whole, _ = train(tmp_path / "whole", SCHEDULERS[name])
+    for step, after in ((4, False), (6, True), (9, False)):
+        child = os.fork()
+        if not child:
+            try:
+                at = {"loop": lambda t, s, step=step: kill() if t.boundary and t.steps_done == step else None} if after else {}
+                at |= {} if after else {"die": step, "dying": kill}
+                train(tmp_path / "cut", SCHEDULERS[name], every=every, **at)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    weights, _ = train(tmp_path / "cut", SCHEDULERS[name], every=every)
+    assert same(weights, whole)
+    assert schedule_of(tmp_path / "cut") == schedule_of(tmp_path / "whole")
 
 
 def test_a_plateau_is_named_with_its_metric_and_what_it_did(tmp_path):
