@@ -105,6 +105,14 @@ def test_augmentation_is_drawn_afresh_and_the_same_by_any_number_of_workers(tmp_
     assert equal(train(dpfy.lazy(Rows(augmented=True), workers=2), tmp_path / "there", steps=30), here)
 
 
+@pytest.mark.parametrize("first", [[4, 9], [9, 4], [9, 9, 4]])
+def test_a_record_draws_the_same_whoever_stands_beside_it(first: list[int]) -> None:
+    records = as_source(Rows(augmented=True))
+    x, _ = records.take(torch.tensor(first))
+    alone, _ = records.take(torch.tensor([9]))
+    assert torch.equal(x[first.index(9)], alone[0])
+
+
 def test_the_generators_of_the_loop_are_left_alone() -> None:
     torch.manual_seed(3)
     first = torch.rand(2)
