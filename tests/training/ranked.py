@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
 import dpfy
 import dpfy.report.verify
@@ -39,6 +41,17 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, 0] > 0).long()
 
 
+class Augmented(Dataset[Any]):
+    """The same records, read one by one, with noise of their own in each draw."""
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = data()
+        return x[index] + torch.randn(FEATURES, dtype=torch.float64) * random.random(), y[index]
+
+
 def net(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).double()
@@ -49,6 +62,7 @@ def plan(kind: str) -> dpfy.Plan:
     size = {"clip_norm": 0.7, "steps": STEPS}
     recipe = {
         "dpsgd": lambda: dpfy.dpsgd(RECORDS, 9, **size),
+        "lazy": lambda: dpfy.dpsgd(RECORDS, 9, **size),
         "few": lambda: dpfy.dpsgd(RECORDS, 2, **size),
         "exact": lambda: dpfy.dpsgd(RECORDS, 9, noise="exact", **size),
         "banded": lambda: dpfy.bandmf(RECORDS, 9, bands=3, **size),
@@ -70,7 +84,7 @@ def train(
     model = wrap(net(seed=0 if not dist.is_initialized() else dist.get_rank()))  # all ranks get the weights of rank 0
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     how = {"update": dpfy.Update(average=0.9), "runtime": dpfy.Runtime(max_physical_batch=4), "world": world}
-    with dpfy.PrivateTraining(model, optimizer, data(), plan(kind), run, **how) as training:
+    with dpfy.PrivateTraining(model, optimizer, Augmented() if kind == "lazy" else data(), plan(kind), run, **how) as training:
         if training.steps_done < stop:
             for x, y in training.batches():
                 training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
