@@ -438,6 +438,7 @@ def test_equal_views_are_one_example_clipped_once(tmp_path: Path) -> None:
         train(dpfy.lazy(Rows(dtype=double), views=k), tmp_path / str(k), dtype=double, views=k, dropout=0.0) for k in (1, 3)
     )
     assert max(float((one[name] - three[name]).abs().max()) for name in one) < 1e-12
+    assert dpfy.per_view(torch.tensor([1.0, 3.0, 5.0, 7.0]), views=2).tolist() == [2.0, 6.0]
 
 
 def test_views_have_augmentation_of_their_own() -> None:
