@@ -82,6 +82,7 @@ class PrivateTrainer(Trainer):
             run if isinstance(run, Run) else Run(run if run is not None else f"{os.path.abspath(self.args.output_dir)}-dpfy")
         )
         self.training: PrivateTraining | None = None
+        self.args.restore_callback_states_from_checkpoint = True  # a resumed run repeats what callbacks do
         self._require_apart()
         asked = str(getattr(self.args.eval_strategy, "value", self.args.eval_strategy)) != "no" or self.args.eval_on_start
         self._check_evaluation(self.eval_dataset, asked)
@@ -186,6 +187,7 @@ class PrivateTrainer(Trainer):
         if KEPT in training.kept:
             self.state = TrainerState(**training.kept[KEPT])
             self._load_callback_state()
+            self.control.should_log = self.control.should_evaluate = self.control.should_save = False
         self.state.train_batch_size = self._train_batch_size
         self.state.compute_steps(self.args, steps)
         self.state.init_training_references(self, steps, math.ceil(steps / self._each), None)

@@ -333,6 +333,25 @@ def test_an_early_stop_ends_the_run_and_is_told(tmp_path):
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 
+@pytest.mark.slow
+def test_a_patient_callback_is_as_patient_in_a_resumed_run(tmp_path):
+    arguments = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    arguments |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
+
+    def made(path, *more):
+        public = {"eval_dataset": tiny.Texts("bert", 10, 2), "eval_is": "public"}
+        patient = transformers.EarlyStoppingCallback(3, early_stopping_threshold=100.0)
+        return trainer(path, arguments=arguments, callbacks=[patient, *more], **public)
+
+    whole = made(tmp_path / "whole").train()
+    assert whole.global_step == 4
+    with pytest.raises(Stop):
+        made(tmp_path / "cut", At(3, die)).train()
+    assert made(tmp_path / "cut").train(resume_from_checkpoint=True).global_step == 4
+    models = [(tmp_path / name / "run/model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert models[0] == models[1]
+
+
 def test_the_run_folder_lies_where_nothing_is_pushed_from(tmp_path):
     with pytest.raises(InvalidInput, match="must lie outside of output_dir"):
         trainer(tmp_path, run=tmp_path / "out" / "run")
