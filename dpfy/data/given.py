@@ -94,6 +94,8 @@ def as_source(train: object) -> Source:
 
 def rows_of(train: object) -> int | None:
     """How many records `train` says it holds, without reading one; None where only reading tells."""
+    if is_rows(train):
+        return len(train)  # type: ignore[arg-type]
     if isinstance(train, tuple | list | Mapping):
         held = [leaf for leaf in pytree.tree_leaves(dict(train) if isinstance(train, Mapping) else train) if leaf is not None]
         return rows_of(held[0]) if held else None
@@ -104,12 +106,19 @@ def rows_of(train: object) -> int | None:
     return None if isinstance(train, str | bytes) or getattr(train, "ndim", 1) == 0 else len(train)  # type: ignore[arg-type]
 
 
+def is_rows(train: object) -> bool:
+    """Whether `train` is a list of records, as torch takes it for a dataset, and not one of fields."""
+    return isinstance(train, list) and bool(train) and isinstance(train[0], tuple | list | Mapping)
+
+
 def _lazy(train: object) -> LazyRecords | None:
     """The records of what is read lazily; None for what is in memory, or is no set of records."""
     if isinstance(train, LazyRecords):
         return train
     if isinstance(train, DataLoader):
         return _of_loader(train)
+    if is_rows(train):
+        return LazyRecords(train)
     kind = type(train)
     if isinstance(train, IterableDataset) or kind.__name__ == "IterableDataset":
         raise Unsupported(f"{_an(kind.__name__)}, which has no record number 7,", BY_NUMBER)

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.batch import Batch
+from dpfy.data.given import is_rows
 from dpfy.data.lazy import Source
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords
@@ -189,7 +190,7 @@ def _held(data: object) -> Batch | None:
         return data.tensors
     if isinstance(data, Tensor | np.ndarray):
         return (data,)
-    return data if isinstance(data, tuple | list | dict) else None
+    return data if isinstance(data, tuple | list | Mapping) and not is_rows(data) else None
 
 
 def _dtype(array: np.ndarray) -> torch.dtype | None:

@@ -103,6 +103,19 @@ def test_batches_of_any_structure_train_and_are_measured_alike(tmp_path, wrap):
     assert all(f.holds for f in dpfy.verify(tmp_path / "0"))
 
 
+def test_a_layer_may_be_called_by_the_name_of_its_input(tmp_path):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.norm, self.head = nn.Linear(small.FEATURES, 4), nn.LayerNorm(4), nn.Linear(4, small.CLASSES)
+
+        def forward(self, input):
+            return self.head(input=self.norm(input=self.body(input=input)))
+
+    for name, net in (("layer", nn.Linear(small.FEATURES, small.CLASSES)), ("model", Named())):
+        fit(net, {"input": X, "labels": Y}, tmp_path / name, test={"input": X, "labels": Y}, test_is="public")
+
+
 def test_the_key_of_the_labels_may_be_named(tmp_path):
     fit(Two(), {"a": A, "b": B, "class": Y}, tmp_path / "run", labels="class")
     with pytest.raises(InvalidInput, match=r'labels: got .0 of the fields a, b, class.; say by labels="..."'):
@@ -293,7 +306,12 @@ def test_a_hugging_face_model_is_trained_and_measured(tmp_path):
 
 def test_what_is_read_lazily_trains_and_is_measured_as_in_memory(tmp_path):
     found = []
-    for name, data in (("memory", SHAPES["a dict"]), ("lazy", Lazily()), ("loader", torch.utils.data.DataLoader(Lazily()))):
+    for name, data in (
+        ("memory", SHAPES["a dict"]),
+        ("lazy", Lazily()),
+        ("loader", torch.utils.data.DataLoader(Lazily())),
+        ("rows", [Lazily()[n] for n in range(small.RECORDS)]),
+    ):
         net = Two()
         result = fit(net, data, tmp_path / name, test=data, test_is="billed", test_noise=1.0)
         found.append((result.utility, [p.detach() for p in net.parameters()]))

@@ -24,7 +24,7 @@ from dpfy.gradients.cuda_graphs.recorder import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
 from dpfy.gradients.engines.loop import alone_where_needed, attached, forget
-from dpfy.gradients.layers.bare import BARE, bare_rule, without_alias
+from dpfy.gradients.layers.bare import BARE, bare_rule, run_bare, without_alias
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.tracing.arrival import Source, arrivals
@@ -43,6 +43,8 @@ def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if entry is None:
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     rule, tape, site = entry
+    if "input" in kwargs and not args and rule.run is not run_bare:  # what torch's layers call what rules take by place
+        args = (kwargs.pop("input"),)
     return rule.run(module, tape, site, *args, **kwargs)
 
 
