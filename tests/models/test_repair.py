@@ -231,3 +231,27 @@ def test_a_resumed_run_with_public_statistics_is_the_uninterrupted_one(tmp_path)
         run(tmp_path / "cut", True)
     run(tmp_path / "cut", False)
     assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("public", [None, PUBLIC])
+def test_the_layers_run_in_captured_steps(tmp_path, public):
+    """On a GPU, with and without graphs, and as on a CPU: the same noise, weights alike but for rounding."""
+    found = []
+    for device, graph in (("cpu", False), ("cuda", False), ("cuda", True)):
+        net = dpfy.repair(pretrained(), statistics="public", public=public).model
+        runtime = dpfy.Runtime(device=device, graph=graph)
+        plan = dpfy.dpsgd(60, 15, steps=8, clip_norm=1.0).with_noise(0.0, delta=1e-3)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        run = dpfy.Run(tmp_path / f"{device}{graph}", seed=5)
+        dpfy.fit(
+            net,
+            {"input": IMAGES, "labels": LABELS} if public is None else (IMAGES, LABELS),
+            plan=plan,
+            optimizer=optimizer,
+            run=run,
+            runtime=runtime,
+        )
+        found.append([p.detach().cpu() for p in net.parameters()])
+    for other in found[1:]:
+        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(found[0], other, strict=True))
