@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -32,7 +33,7 @@ import dpfy.report.verify
 from dpfy.core.errors import Lost
 from dpfy.gradients.clip import QuantileClip
 
-RECORDS, FEATURES, STEPS, TIMEOUT = 60, 6, 6, 40.0
+RECORDS, FEATURES, STEPS, TIMEOUT = 60, 6, 6, 90.0
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,8 +118,9 @@ def _joined(rank: int, ranks: int, port: int, job: Callable[..., None], argument
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT))
     try:
         job(rank, *arguments)
-    finally:
-        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        raise
     dist.barrier()
     dist.destroy_process_group()
 
@@ -173,7 +175,7 @@ def dying(rank: int, folder: str, kind: str, wrap: str, victim: int, event: int,
         (Path(tally) / str(rank)).write_text(str(seen))
 
 
-def outcomes(context: ProcessContext, seconds: float = 100.0) -> list[int | None]:
+def outcomes(context: ProcessContext, seconds: float = 200.0) -> list[int | None]:
     """How the ranks ended, each by itself: nobody ends the others."""
     for process in context.processes:
         process.join(seconds)
