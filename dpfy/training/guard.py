@@ -150,10 +150,13 @@ def looks(step: int, steps: int, randomness: Randomness) -> bool:
 
 def seal(model: nn.Module, randomness: Randomness) -> dict[str, str]:
     """A keyed fingerprint of every tensor that training must leave alone, by its name in the state_dict or among the buffers."""
+    mine = trainable(model)
     moving = {local(t).untyped_storage().data_ptr() for t in model.parameters() if t.requires_grad and t.numel()}
     named = {name: local(t) for name, t in {**dict(model.named_buffers()), **model.state_dict()}.items()}
     return {
-        name: "moves" if t.numel() and t.untyped_storage().data_ptr() in moving else randomness.tag(f"still {name}", _raw(t))
+        name: "moves"
+        if name in mine or (t.numel() and t.untyped_storage().data_ptr() in moving)
+        else randomness.tag(f"still {name}", _raw(t))
         for name, t in sorted(named.items())
     }
 

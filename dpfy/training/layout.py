@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,6 +23,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return model
     model.require_backward_grad_sync = model.require_forward_param_sync = False
     return model.module  # type: ignore[no-any-return]
+
+
+def placed(model: nn.Module, name: str | None) -> torch.device:
+    """Put `model` on the device called `name`, by default where it is; one that torch has sharded computes where its mesh is."""
+    first: Any = next(model.parameters())
+    if local(first) is not first:
+        kind = first.device_mesh.device_type
+        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    device = torch.device(name or first.device)
+    model.to(device)
+    return device
 
 
 def layout_of(model: nn.Module, world: World) -> Whole:

@@ -33,7 +33,7 @@ from dpfy.training.follower import Follower, opened
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt, leave
 from dpfy.training.journal import Journal
-from dpfy.training.layout import layout_of, unwrapped
+from dpfy.training.layout import layout_of, placed, unwrapped
 from dpfy.training.logical import LogicalBatch
 from dpfy.training.physical import rows_at_once
 from dpfy.training.private_step import PrivateStep, stream_of
@@ -126,8 +126,7 @@ class PrivateTraining(Standing):
     def _open(self) -> None:
         """Read the data and make the parts of the run, and the state that it begins or goes on with."""
         recipe, model, randomness = self.plan.recipe, self.model, self.folder.randomness
-        self.device = torch.device(self.runtime.device or next(model.parameters()).device)
-        model.to(self.device)
+        self.device = placed(model, self.runtime.device)
         self.spread = layout_of(model, self.world)
         self.records = as_source(self._train).to(self.device)
         check_records(recipe, self.records.records_each, len(self.records))

@@ -17,7 +17,8 @@ from dpfy.training import checkpoint
 from dpfy.training.checkpoint import Snapshot
 from dpfy.training.world import World
 
-RANKS = "ranks"
+RANKS, OWN = "ranks", ("still",)
+"""The fact that names the files of the ranks, and facts that each rank has of its own: seals of what it holds of the model."""
 
 
 def write(state: Path, snapshot: Snapshot, randomness: Randomness, world: World, own: tuple[str, ...]) -> None:
@@ -31,7 +32,8 @@ def write(state: Path, snapshot: Snapshot, randomness: Randomness, world: World,
     mine = ""
     if not world.first:
         held = {name: t for name, t in snapshot.tensors.items() if name.partition(".")[0] in own}
-        mine = checkpoint.tag(part := Snapshot(snapshot.step, {}, held), randomness)
+        facts = {key: snapshot.facts[key] for key in OWN if key in snapshot.facts}
+        mine = checkpoint.tag(part := Snapshot(snapshot.step, facts, held), randomness)
         checkpoint.write(_file(state, world.rank, mine), part, randomness)
     tags = world.exchange(f"the checkpoint of step {snapshot.step}", mine)
     if world.first:
@@ -55,7 +57,7 @@ def read(state: Path, randomness: Randomness, world: World) -> Snapshot:
     part = checkpoint.read(file, randomness)
     if checkpoint.tag(part, randomness) != tags[world.rank] or part.step != whole.step:
         raise Corrupt(f"checkpoint/{file.name}", "belongs to another checkpoint than rank 0's")
-    return replace(whole, tensors={**whole.tensors, **part.tensors})
+    return replace(whole, facts={**whole.facts, **part.facts}, tensors={**whole.tensors, **part.tensors})
 
 
 def _file(state: Path, rank: int, tag: str) -> Path:

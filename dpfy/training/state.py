@@ -97,12 +97,12 @@ class TrainState:
             raise Corrupt("checkpoint/state.safetensors", f"does not fit this model ({problem})") from None
         if self.schedules:
             self.schedules.restore(facts["schedulers"])
-        random = snapshot.part("random")
+        random, noise = snapshot.part("random"), snapshot.part("noise")
         set_generators(random, device)
         return replace(
             self,
             step=snapshot.step,
-            noise={name: t.to(device) for name, t in snapshot.part("noise").items()},
+            noise={name: t.to(self.noise[name].device if name in self.noise else device) for name, t in noise.items()},
             clip=CODEC.decode(facts["clip"]),
             random=random,
             rates=tuple((step, rates) for step, rates in facts["rates made"]),

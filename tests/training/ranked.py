@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch._dynamo  # what optimizers import late is imported once, in the ser
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
@@ -125,14 +126,20 @@ def _joined(rank: int, ranks: int, port: int, job: Callable[..., None], argument
     dist.destroy_process_group()
 
 
-def sharded(model: nn.Module) -> nn.Module:
+def sharded(model: nn.Module, **policy: Any) -> nn.Module:
     """FSDP2: the first layer by itself, the rest with the root."""
     model.load_state_dict(net().state_dict())  # each rank keeps its part of the same weights
-    fully_shard(model[0])  # type: ignore[index]
-    return fully_shard(model)
+    fully_shard(model[0], **policy)  # type: ignore[index]
+    return fully_shard(model, **policy)
 
 
-WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {"plain": lambda m: m, "ddp": DistributedDataParallel, "fsdp": sharded}
+WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": lambda m: m,
+    "ddp": DistributedDataParallel,
+    "fsdp": sharded,
+    "offload": partial(sharded, offload_policy=CPUOffloadPolicy(pin_memory=False)),
+    "mixed": partial(sharded, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32)),
+}
 
 
 def cases(rank: int, folder: str, names: list[tuple[str, str]]) -> None:
