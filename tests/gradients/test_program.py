@@ -131,13 +131,19 @@ def test_modes_of_others_stay() -> None:
     assert not _get_current_dispatch_mode_stack()
 
 
-def mark_of(losses: Callable[[nn.Module, Tensor, Tensor], Tensor], rows: int, model: nn.Module = MODEL, seed: int = 0) -> str:
+def mark_of(
+    losses: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    rows: int,
+    model: nn.Module = MODEL,
+    seed: int = 0,
+    lengths: list[list[int]] | None = None,
+) -> str:
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.randn(rows, 6, generator=generator), torch.randint(0, 3, (rows,), generator=generator)
     program, result = recorded(lambda x, y: losses(model, x, y), x, y)
     names = {program.ref(x).storage: "field 0", program.ref(y).storage: "field 1"}
     names |= {program.ref(p).storage: f"weight {name}" for name, p in model.named_parameters()}
-    return fingerprint(program, len(program.operations), program.ref(result), names, rows)
+    return fingerprint(program, len(program.operations), program.ref(result), names, rows, lengths)
 
 
 def ce(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -188,6 +194,19 @@ def test_constants_and_sizes_count() -> None:
     for other in (shifted(0.25, 4), shifted(0.5, 5)):
         assert difference(base, mark_of(other, 7)) is not None
         assert difference(base, mark_of(other, 9)) is not None
+
+
+def test_where_padding_gives_other_lengths_sizes_may_differ_and_constants_may_not() -> None:
+    def padded_to(length: int, by: float = 0.5) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
+        return lambda m, x, y: ce(m, F.pad(x[:, :length] * by, (0, 6 - length)), y)
+
+    base = mark_of(padded_to(4), 7, lengths=[[4], []])
+    assert difference(base, mark_of(padded_to(5), 9, lengths=[[5], []])) is None
+    assert difference(base, mark_of(padded_to(5), 9, lengths=[[4], []])) is not None
+    assert difference(base, mark_of(padded_to(5, by=0.25), 9, lengths=[[5], []])) is not None
+    both = joined(base, mark_of(padded_to(5), 9, lengths=[[5], []]))
+    assert difference(both, mark_of(padded_to(3), 9, lengths=[[3], []])) is None
+    assert difference(mark_of(padded_to(4), 7), mark_of(padded_to(4), 7, lengths=[[4], []])) is None, "of a run of before"
 
 
 def test_what_varies_in_a_run_may_vary_after_a_resume() -> None:

@@ -391,41 +391,59 @@ def test_a_record_that_is_not_finite_adds_nothing(tmp_path: Path) -> None:
     assert all(torch.isfinite(w).all() for w in weights.values())
 
 
-def test_padding_to_the_longest_is_accepted_and_variable_lengths_train(tmp_path: Path) -> None:
-    class Words(Dataset[Any]):
-        def __len__(self) -> int:
-            return len(X)
+class Words(Dataset[Any]):
+    """Sentences of one to forty words."""
 
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            return {"words": torch.arange(1, 2 + index % 5), "label": int(Y[index])}
+    def __len__(self) -> int:
+        return len(X)
 
-    def padded(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        words = torch.nn.utils.rnn.pad_sequence([item["words"] for item in items], batch_first=True)
-        return {"words": words, "label": torch.tensor([item["label"] for item in items])}
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"words": 1 + torch.arange(1 + index * 7 % 40) % 7, "label": int(Y[index])}
 
-    class Bag(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = torch.nn.Embedding(8, 6)
-            self.out = torch.nn.Linear(6, small.CLASSES)
 
-        def forward(self, words: torch.Tensor) -> torch.Tensor:
-            real = (words > 0)[..., None]
-            return self.out((self.embedding(words) * real).sum(1) / real.sum(1).clamp(min=1))
+def padded(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    words = torch.nn.utils.rnn.pad_sequence([item["words"] for item in items], batch_first=True)
+    return {"words": words, "label": torch.tensor([item["label"] for item in items])}
 
-    net = Bag()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    data = dpfy.lazy(Words(), collate=padded)
-    runtime = dpfy.Runtime(max_physical_batch=12, pad=True)
-    lengths = set()
-    with dpfy.PrivateTraining(
-        net, optimizer, data, small.plan(6), dpfy.Run(tmp_path / "run", seed=5), runtime=runtime
-    ) as training:
+
+class Attention(torch.nn.Module):
+    """One attention over the words that are there, and their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(8, 6)
+        self.attention = torch.nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.out = torch.nn.Linear(6, small.CLASSES)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        real = (words > 0)[..., None]
+        seen = self.attention(self.embedding(words), src_key_padding_mask=~real[..., 0])
+        return self.out((seen * real).sum(1) / real.sum(1))
+
+
+def train_on_words(path: Path, *, resume: bool = False, stop: int | None = None) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    net = Attention()
+    recipe = dpfy.dpsgd(len(X), 4, steps=10, clip_norm=0.5).with_noise(2.0, delta=1e-3)
+    run = dpfy.Run(path, seed=5, resume=resume, checkpoint_every=0.0)
+    data, lengths = dpfy.lazy(Words(), collate=padded), set()
+    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), data, recipe, run) as training:
         for batch in training.batches():
+            if training.steps_done == stop:
+                os.kill(os.getpid(), signal.SIGKILL)
             lengths.add(batch["words"].shape[1])
             training.step(torch.nn.functional.cross_entropy(net(batch["words"]), batch["label"], reduction="none"))
+    assert len(lengths) > 2 or resume
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+def test_records_of_several_lengths_are_padded_and_a_resumed_run_goes_on_with_other_lengths(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="records that do not stack to a batch"):
         as_source(Words()).take(torch.arange(5))
+    whole = train_on_words(tmp_path / "whole")
+    for stop in (1, 3):
+        assert in_child(lambda stop=stop: train_on_words(tmp_path / str(stop), stop=stop)) == -signal.SIGKILL
+        assert equal(train_on_words(tmp_path / str(stop), resume=True), whole)
 
 
 # --- views ---------------------------------------------------------------------------------------------------------------------------

@@ -28,10 +28,13 @@ FIELD = "field "
 SCALES = {"mul", "div", "mul_", "div_", "add", "sub", "add_", "sub_", "pow", "true_divide"}
 
 
-def fingerprint(program: Program, end: int, losses: Ref, names: Mapping[int, str], rows: int) -> str:
+def fingerprint(
+    program: Program, end: int, losses: Ref, names: Mapping[int, str], rows: int, lengths: list[list[int]] | None = None
+) -> str:
     """Of the first `end` operations of `program`, which made `losses` from `rows` examples; `names` knows parameters and fields.
 
-    Only operations that the losses come from count, each with the constants of all its uses.
+    Only operations that the losses come from count, each with the constants of all its uses. `lengths` are the sides of each field of
+    the batch: where padding gives a step others, sizes may differ too.
     """
     used = _needed(program, end, losses, names)
     marks = {index: _outside(program, index, names) for index in program.outside}
@@ -49,7 +52,8 @@ def fingerprint(program: Program, end: int, losses: Ref, names: Mapping[int, str
         entry = [str(operation.call), constants, sizes]
         if entry not in (found := nodes.setdefault(mark, [])):
             found.append(entry)
-    return json.dumps({"format": FORMAT, "rows": rows, "nodes": nodes, "varies": False}, separators=(",", ":"))
+    content = {"format": FORMAT, "rows": rows, "nodes": nodes, "varies": False, "lengths": lengths}
+    return json.dumps(content, separators=(",", ":"))
 
 
 def difference(old: str, new: str) -> str | None:
@@ -63,7 +67,7 @@ def difference(old: str, new: str) -> str | None:
         side, words = (before, "is missing") if mark in before["nodes"] else (now, "is new")
         return f"the operation {side['nodes'][mark][0][0]} {words}"
     for mark, uses in before["nodes"].items():
-        if not _alike(uses, now["nodes"][mark], before["rows"], now["rows"]):
+        if not _alike(uses, now["nodes"][mark], before, now):
             return f"other constants in the operation {uses[0][0]}"
     return None
 
@@ -77,8 +81,7 @@ def joined(old: str, new: str) -> str:
             before["nodes"].setdefault(mark, uses)
         return json.dumps(before, separators=(",", ":"))
     for mark, uses in before["nodes"].items():
-        others = now["nodes"][mark]
-        if not _alike(uses, others, before["rows"], now["rows"]):
+        if not _alike(uses, now["nodes"][mark], before, now):
             before["nodes"][mark] = [[uses[0][0], ANY, ANY]]
     return json.dumps(before, separators=(",", ":"))
 
@@ -111,8 +114,14 @@ def _numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
-def _alike(uses: list[list[Any]], others: list[list[Any]], rows: int, now: int) -> bool:
-    """The same constants; sizes may follow the number of examples. A loop over the examples has uses by their number."""
+def _alike(uses: list[list[Any]], others: list[list[Any]], before: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """The same constants; sizes may follow the number of examples. A loop over the examples has uses by their number.
+
+    Between two steps whose fields were padded to other lengths, sizes and numbers of uses may differ.
+    """
+    rows, now, held = before["rows"], new["rows"], before.get("lengths")  # runs of before lengths were kept have none
+    if held is not None and new["lengths"] is not None and held != new["lengths"]:
+        return ANY in (uses[0][1], others[0][1]) or [use[1] for use in uses[:1]] == [use[1] for use in others[:1]]
     if ANY in uses[0][1:] or ANY in others[0][1:]:
         return True
     if len(uses) != len(others):
