@@ -100,7 +100,13 @@ class Batches:
 
     def __init__(self, batches: Iterator[Batch], plan: Plan, steps: int, steps_done: Callable[[], int], shown: bool) -> None:
         self._steps, self._steps_done = steps, steps_done
-        self._batches = self._show(batches, plan) if shown else batches
+        self._bar = self._show(batches, plan) if shown else None
+        self._batches = batches if self._bar is None else self._bar
+
+    def close(self) -> None:
+        """End the bar now, and not when Python gets round to it: what is told next comes after it."""
+        if self._bar is not None:
+            self._bar.close()
 
     def __len__(self) -> int:
         return self._steps - self._steps_done()
@@ -111,7 +117,7 @@ class Batches:
     def __next__(self) -> Batch:
         return next(self._batches)
 
-    def _show(self, batches: Iterator[Batch], plan: Plan) -> Iterator[Batch]:
+    def _show(self, batches: Iterator[Batch], plan: Plan) -> Generator[Batch, None, None]:
         """The batches, with a bar that moves as they go out."""
         with progress.bar(plan, self._steps_done()) as show:
             for batch in batches:

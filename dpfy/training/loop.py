@@ -97,6 +97,7 @@ class PrivateTraining(Standing):
         self._journal: Journal | None = None
         self._losses: Tensor | None = None
         self._asked: object = None
+        self._given: Batches | None = None
         self._pieces: LogicalBatch | None = None
         self.watch: Watch | None = None
 
@@ -162,6 +163,8 @@ class PrivateTraining(Standing):
         """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed."""
         if error is not None:
             self.world.fail(error)
+        if self._given is not None:
+            self._given.close()
         self._detach()
         clear_gradients(self.model, self.optimizer)
         try:
@@ -185,7 +188,8 @@ class PrivateTraining(Standing):
         that remain. With `pad`, `graph`, and on a GPU, a batch may be filled up with repeats of record 0, which `step` leaves out.
         """
         shown = self.runtime.progress and self.world.first
-        return Batches(self._remaining(), self.plan, self.last_step, lambda: self.steps_done, shown)
+        self._given = Batches(self._remaining(), self.plan, self.last_step, lambda: self.steps_done, shown)
+        return self._given
 
     def _remaining(self) -> Iterator[Batch]:
         self._require_live()
