@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -53,6 +54,14 @@ class MappedArrays:
             self._let_go()
         return pytree.tree_unflatten(fields, self._structure)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which maps the files itself: pickled, a map would be a copy of its whole file."""
+        return {**self.__dict__, "_arrays": [_Mapping.of(array) or array for array in self._arrays]}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        arrays = [array.opened() if isinstance(array, _Mapping) else array for array in held["_arrays"]]
+        self.__dict__.update({**held, "_arrays": arrays})
+
     def _let_go(self) -> None:
         """Take the pages out of this process; the file, and what was written to it, stay as they are."""
         for array in self._arrays:
@@ -60,6 +69,36 @@ class MappedArrays:
             if isinstance(held, mmap.mmap) and hasattr(held, "madvise"):
                 held.madvise(mmap.MADV_DONTNEED)
         self._read = 0
+
+
+@dataclass(frozen=True)
+class _Mapping:
+    """Where a memory-mapped array is found again."""
+
+    file: str
+    dtype: str
+    mode: str
+    offset: int
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> _Mapping | None:
+        """Of a whole mapping; None for an array in memory, or a part of one."""
+        if (
+            not isinstance(array, np.memmap)
+            or not isinstance(array.base, mmap.mmap)
+            or array.filename is None
+            or array.mode == "c"
+        ):
+            return None
+        order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
+        return cls(str(array.filename), array.dtype.str, array.mode, array.offset, array.shape, order)
+
+    def opened(self) -> np.ndarray:
+        """The array, mapped here."""
+        mode: Literal["r", "r+"] = "r" if self.mode == "r" else "r+"
+        return np.memmap(self.file, np.dtype(self.dtype), mode, self.offset, self.shape, self.order)
 
 
 def _native(array: np.ndarray) -> np.ndarray:

@@ -132,6 +132,13 @@ def test_memory_mapped_arrays_keep_their_structure_and_let_pages_go(tmp_path: Pa
     assert torch.equal(batch["in"][0], torch.from_numpy(X[DRAWN]))
     assert batch["y"].tolist() == Y[DRAWN].tolist()
     assert torch.equal(arrays[3]["in"][0], torch.from_numpy(X[3]))
+    stored = pickle.dumps(MappedArrays(np.lib.format.open_memmap(tmp_path / "big.npy", "w+", np.uint8, (10_000, 100))))
+    assert len(stored) < 5000, "a process that is spawned maps the file itself"
+    assert len(pickle.loads(stored)) == 10_000
+    again = pickle.loads(pickle.dumps(arrays))
+    assert torch.equal(again.rows(DRAWN)["in"][0], batch["in"][0])
+    part = pickle.loads(pickle.dumps(MappedArrays(held[10:20])))
+    assert torch.equal(part.rows([3])[0], torch.from_numpy(X[[13]]))
     assert arrays._read > 0
     monkeypatch.setattr(mapped, "KEPT", 1)
     assert torch.equal(arrays.rows(DRAWN)["in"][0], torch.from_numpy(X[DRAWN]))
