@@ -25,7 +25,7 @@ from dpfy.core import check, packages
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.given import lazy
 from dpfy.data.lazy import LazyRecords
-from dpfy.integrations import epoch, model_card, task_losses, trainer_arguments
+from dpfy.integrations import epoch, measured, model_card, task_losses, trainer_arguments
 from dpfy.plan.recipe import Plan
 from dpfy.training import averaging
 from dpfy.training.loop import PrivateTraining
@@ -239,11 +239,8 @@ class PrivateTrainer(Trainer):
         found = self.evaluate(ignore_keys=ignore)
         wanted = str(self.args.metric_for_best_model or "loss")
         metric = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
-        public = {
-            k: float(v)
-            for k, v in found.items()
-            if not k.endswith(("_runtime", "_per_second", "epoch", "_time")) and math.isfinite(v)
-        }
+        timings = ("_runtime", "_per_second", "epoch", "_time")
+        public = measured.words({name: value for name, value in found.items() if not name.endswith(timings)})
         if public:
             self.training.record(**public)
         if self.training.schedules.waiting and not first:
@@ -251,7 +248,7 @@ class PrivateTrainer(Trainer):
                 raise InvalidInput(
                     "metric_for_best_model", wanted, f"must be among the metrics of the evaluation: {', '.join(found)}"
                 )
-            self.training.schedule(**{metric: float(found[metric])})
+            self.training.schedule(**{measured.word(metric): float(found[metric])})
         return bool(self._determine_best_metric(metrics=found, trial=None))
 
     def _keep(self) -> None:
@@ -340,7 +337,7 @@ class PrivateTrainer(Trainer):
             rule = 'say eval_is="public" if the evaluation data is public: its metrics are logged; else evaluate after training'
             raise InvalidInput("eval_is", self.eval_is, rule)
         sets = given.values() if isinstance(given, dict) else [given]
-        if any(data is self.train_dataset for data in sets):
+        if any(data is self.train_dataset for data in sets if data is not None):
             raise InvalidInput(
                 "eval_dataset", "the training data", "must be other data: what is measured on it would be published"
             )

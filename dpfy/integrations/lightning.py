@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from dpfy.core import check, packages
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.integrations import epoch
+from dpfy.integrations import epoch, measured
 from dpfy.plan.recipe import Plan
 from dpfy.training import averaging, state
 from dpfy.training.admission import NARROW
@@ -226,12 +225,12 @@ class PrivateStrategy(SingleDeviceStrategy):
             return
         self._hush(True)
         state.set_generators(self._random, training.device)
-        found = {name: float(value) for name, value in self._trainer.callback_metrics.items() if math.isfinite(float(value))}
+        found = measured.words(self._trainer.callback_metrics)
         if found:
-            training.record(**{_word(name): value for name, value in found.items()})
+            training.record(**found)
         for config in self.lr_scheduler_configs:
-            if config.reduce_on_plateau and config.monitor in found:
-                training.schedule(**{_word(str(config.monitor)): found[config.monitor]})
+            if config.reduce_on_plateau and (name := measured.word(str(config.monitor))) in found:
+                training.schedule(**{name: found[name]})
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Lightning's checkpoint, and then the run's own: where the second is missing, a resumed run makes its steps again."""
@@ -333,8 +332,3 @@ def _withheld(*given: Any, **settings: Any) -> None:
     warnings.warn(
         f"self.log({name!r}) is withheld: while training it comes from private records; log in validation_step", stacklevel=2
     )
-
-
-def _word(name: str) -> str:
-    """The name of a metric as a word."""
-    return re.sub(r"\W", "_", name)

@@ -395,6 +395,21 @@ def test_the_best_model_can_be_loaded_at_the_end(tmp_path):
     assert mine.state.best_metric == min(row["eval_loss"] for row in mine.state.log_history if "eval_loss" in row)
 
 
+def test_metrics_of_any_name_and_no_data(tmp_path):
+    def metrics(predicted):
+        return {"odd-name/here": 1.0, "diverged": math.inf}
+
+    mine = trainer(
+        tmp_path, arguments=EVALUATED, eval_dataset=tiny.Texts("bert", 10, 2), eval_is="public", compute_metrics=metrics
+    )
+    mine.train()
+    assert card(tmp_path)["sections"][0]["recorded"] == "eval_loss, eval_odd_name_here"
+    empty = trainer(tmp_path / "none")
+    empty.train_dataset = None
+    with pytest.raises(InvalidInput, match="train_dataset: got None; must be given"):
+        empty.train()
+
+
 def test_datasets_and_a_masking_collator(tmp_path):
     """Columns that the model does not take are left out, and masks are drawn afresh, the same in a resumed run."""
     datasets = pytest.importorskip("datasets")
