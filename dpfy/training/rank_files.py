@@ -42,6 +42,7 @@ def write(state: Path, snapshot: Snapshot, randomness: Randomness, world: World,
     for old in state.parent.glob(f"rank{world.rank}-*.safetensors"):
         if old != _file(state, world.rank, mine):
             erase(old)
+    world.exchange("what it replaced")  # before rank 0 may erase all of them
 
 
 def read(state: Path, randomness: Randomness, world: World) -> Snapshot:
