@@ -278,15 +278,15 @@ def restarted(rank: int, folder: str) -> None:
 def drawn(rank: int, folder: str) -> None:
     """Which records each rank takes, in many steps of many runs."""
     counts = []
-    for seed in range(40):
-        recipe = dataclasses.replace(dpfy.dpsgd(RECORDS, 9, steps=30), records=RECORDS)
+    for seed in range(12):
+        recipe = dataclasses.replace(dpfy.dpsgd(RECORDS, 9, steps=100), records=RECORDS)
         model = nn.Linear(FEATURES, 2).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         run = dpfy.Run(f"{folder}/drawn{seed}", seed=seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with dpfy.PrivateTraining(model, optimizer, data(), recipe.with_noise(1.0, delta=1e-3), run) as training:
-                for step in range(30):
+                for step in range(100):
                     row = np.zeros(RECORDS, int)
                     for piece in training.drawing.pieces(step):
                         np.add.at(row, piece.indices[piece.counts], 1)
