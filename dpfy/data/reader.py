@@ -7,7 +7,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any
 
@@ -49,8 +49,8 @@ class Reader(Dataset[Any]):
     dataset: Any
     collate: Collate | None
     views: int
-    slow: bool = False
-    """Whether any record drew from NumPy's or Python's generator, which take longer to seed than a small record to read."""
+    drawn: set[str] = field(default_factory=set)
+    """The generators that a record drew from. Only these are seeded for each: that takes as long as a tenth of a small image."""
 
     def __getitem__(self, draw: Draw) -> Batch | Failed:
         try:
@@ -75,21 +75,22 @@ class Reader(Dataset[Any]):
         return pytree.tree_map_only(Tensor, lambda t: t.unflatten(0, (len(draw.indices), self.views)), batch)
 
     def _items(self, rows: list[tuple[int, int]], draw: Draw) -> list[Any]:
-        """The records. As long as none drew from the slow generators they are not seeded for each; one that does is read again."""
+        """The records. If one draws from a generator that is not seeded for each, it is from now on, and all are read again."""
         if hasattr(self.dataset, "many"):
             _seed(draw.key, BATCH, draw.place)
             return list(self.dataset.many([index for index, _ in rows]))
-        if not self.slow:
+        while True:
             _seed(draw.key, BATCH, draw.place)
-            before = _slow_generators()
+            before = _generators()
             items = [self._item(*row, draw.key) for row in rows]
-            if _slow_generators() == before:
+            moved = {name for name, place in _generators().items() if place != before[name]} - self.drawn
+            if not moved:
                 return items
-            self.slow = True
-        return [self._item(*row, draw.key) for row in rows]
+            self.drawn |= moved
 
     def _item(self, index: int, view: int, key: bytes) -> Any:
-        _seed(key, RECORD, index, view, slow=self.slow)
+        if self.drawn:
+            _seed(key, RECORD, index, view, slow="others" in self.drawn)
         try:
             return self.dataset[index]
         except Exception as error:
@@ -116,10 +117,11 @@ def _seed(key: bytes, kind: int, number: int, view: int = 0, *, slow: bool = Tru
         np.random.seed(int.from_bytes(digest[8:12], "little"))
 
 
-def _slow_generators() -> tuple[object, ...]:
-    """Where Python's and NumPy's generators stand."""
+def _generators() -> dict[str, object]:
+    """Where torch's generator stands, and where those stand that are slow to seed, Python's and NumPy's."""
     held = np.random.get_state(legacy=False)
-    return random.getstate(), held["state"]["key"].tobytes(), held["state"]["pos"], held["has_gauss"], held["gauss"]
+    others = (random.getstate(), held["state"]["key"].tobytes(), held["state"]["pos"], held["has_gauss"], held["gauss"])
+    return {"torch": torch.get_rng_state().numpy().tobytes(), "others": others}
 
 
 @contextmanager

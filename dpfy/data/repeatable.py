@@ -36,8 +36,8 @@ APART, PLACES = 6, 4
 """Records that a collate function is tried on, with as many others beside them, and how often, each time with other random numbers."""
 
 AGAIN = (
-    "draw from the global generators of torch, NumPy or Python, which are seeded for each draw, or seed your own from "
-    "torch.initial_seed() in __getitem__"
+    "draw from the global generators of torch, NumPy or Python, which are seeded for each draw, or seed your own by a number that "
+    "torch.randint draws in __getitem__"
 )
 MIXED = "collate each record by itself and keep their order; padding to the longest is fine"
 CPU = torch.device("cpu")
