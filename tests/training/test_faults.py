@@ -193,7 +193,7 @@ def test_a_result_returned_again_gives_the_model_its_released_weights(tmp_path):
     dpfy.fit(net, small.data(), plan=small.plan(2), optimizer=optimizer, run=run)
     assert all(torch.equal(value, released[name]) for name, value in net.state_dict().items())
     other = torch.nn.Linear(2, 2)
-    with pytest.raises(InvalidInput, match="is not the model of the finished run"):
+    with pytest.raises(InvalidInput, match="is not the model of this run"):
         dpfy.fit(other, small.data(), plan=small.plan(2), optimizer=torch.optim.SGD(other.parameters(), lr=0.1), run=run)
     (tmp_path / "run" / "model.safetensors").write_bytes(b"exchanged")
     with pytest.raises(Corrupt, match=r"model\.safetensors"):
