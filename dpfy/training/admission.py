@@ -79,7 +79,9 @@ def check_first(losses: Tensor) -> None:
     That is losses that went through float16, where small gradients are zero, losses scaled against that, and layers inside of reentrant
     activation checkpoints, which no gradient of a single example reaches.
 
-    Guarantees: scaled losses are not clipped as if every gradient were 2^16 times as long as it is.
+    Guarantees: losses that a GradScaler multiplied (by a tensor, as the last thing done) and graphs through float16 are refused at the
+    first step of a run. A factor that comes later, or is hidden deeper, is not seen: it scales what is clipped, and so costs accuracy,
+    never privacy.
     """
     last = losses.grad_fn
     factor = getattr(last, "_saved_other", None) if last is not None and last.name() == "MulBackward0" else None
