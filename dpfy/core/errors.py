@@ -73,4 +73,8 @@ def _short(value: object, limit: int = 80) -> str:
         text = repr(value)
     except ValueError:  # a whole number with too many digits to write
         text = f"a {type(value).__name__} of thousands of digits"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    if len(text) <= limit:
+        return text
+    if isinstance(value, str) and value.startswith(("/", "~/", "./")):  # of a path the end tells most
+        return "'..." + text[4 - limit :]
+    return text[: limit - 3] + "..."
