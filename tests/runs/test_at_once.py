@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import traceback
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,7 @@ def resumed(run: Path, people: Path, ages: list[int], go: int) -> int:
         code = 1
     except BaseException:
         code = 2
+        traceback.print_exc()
     finally:
         os._exit(code)
 
