@@ -12,8 +12,8 @@ from pathlib import Path
 from dpfy.core import reading
 from dpfy.core.errors import Busy, InvalidInput, Unsupported
 
-_held: set[int] = set()
-"""Handles of the locks that this process holds."""
+_held: dict[object, int] = {}
+"""Handles of the locks that this process holds, each under a mark of its own block: numbers of handles are used again."""
 
 LOCAL = "keep it on a local file system, where a lock keeps others out"
 
@@ -32,8 +32,8 @@ def locked(path: Path, *, wait: bool, what: str = "", create: bool = True) -> It
     Guarantees: nobody else is inside such a block for the same file; a file system whose locks keep nobody out is refused. A process
     that is forked inside of the block (one that reads data ahead, say) does not hold the lock, and so does not keep it when this one dies.
     """
-    handle = _opened(path, create)
-    _held.add(handle)
+    handle, mine = _opened(path, create), object()
+    _held[mine] = handle
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -44,15 +44,14 @@ def locked(path: Path, *, wait: bool, what: str = "", create: bool = True) -> It
         _try(path, handle, create)
         yield handle
     finally:
-        if handle in _held:
-            _held.discard(handle)
+        if _held.pop(mine, None) is not None:
             os.close(handle)
 
 
 def _let_go() -> None:
     """In a process that was just forked: what the other one holds is not held here."""
     while _held:
-        os.close(_held.pop())
+        os.close(_held.popitem()[1])
 
 
 os.register_at_fork(after_in_child=_let_go)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import traceback
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
