@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def test_a_block_from_before_a_fork_does_not_let_go_of_a_lock_of_the_fork(tmp_pa
     child = os.fork()
     if not child:
         code = 1
+        signal.alarm(30)  # a test that fails leaves nobody waiting
         try:
             with hold(tmp_path / "b", "b"):
                 outer.__exit__(None, None, None)
