@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+# Processes that tests start find `tests` wherever they begin; at the end, so that a copy of dpfy in front is the one that is tested.
+sys.path.append(str(Path(__file__).parents[1]))
 
 
 @pytest.fixture(autouse=True)
