@@ -15,8 +15,8 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.data.batch import Batch
-from dpfy.data.given import as_source
-from dpfy.data.lazy import Source
+from dpfy.data.given import admitted, as_source
+from dpfy.data.lazy import LazyRecords, Source
 from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
@@ -104,8 +104,8 @@ def fit(
     aim.check("train", train)
     use = evaluation.check_use(test, test_is, test_noise)
     aim.check("test", test)
-    held_out = None if test is None else as_source(test)
-    if isinstance(held_out, UserRecords) or (held_out is not None and held_out.rows_each > 1):
+    given = None if test is None else admitted(test)  # read below, where all that is billed is reserved
+    if isinstance(given, UserRecords) or (isinstance(given, LazyRecords) and given.rows_each > 1):
         raise InvalidInput(
             "test", "several records or views a row", "must be records one by one (UserRecords.alone gives a user's)"
         )
@@ -125,6 +125,7 @@ def fit(
             "ReduceLROnPlateau in fit", "use PrivateTraining, and training.schedule(metric=...) where it is measured"
         )
     with training:
+        held_out = None if given is None else as_source(given)
         if held_out is not None:
             evaluation.rehearse(training, held_out, aim, use)
         model.train()

@@ -25,7 +25,7 @@ from dpfy.data.records import Records
 from dpfy.noise.stream import NoiseStream
 from dpfy.report import card as cards
 from dpfy.report import evaluations
-from dpfy.training import config, evaluation, job
+from dpfy.training import config, evaluation, fit, job
 from dpfy.training.run import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -348,3 +348,20 @@ def test_public_sizes_follow_the_held_out_share():
     assert job.public_records(config.DataConfig(kind="adult")) == 24_130
     assert job.public_records(config.DataConfig(kind="shakespeare")) == 6_917
     assert job.public_records(config.DataConfig(kind="shakespeare", length=64)) is None
+
+
+@pytest.mark.parametrize("use", ["billed", "withheld", "public"])
+def test_test_data_is_read_once_everything_is_reserved(tmp_path, monkeypatch, use):
+    x, y = small.data()
+    plan = dpfy.dpsgd(records=len(x), batch_size=40, steps=2).calibrate(epsilon=3.0, delta=1e-3)
+    model, ledger, seen = torch.nn.Linear(x.shape[1], 3), tmp_path / "run" / "ledger.jsonl", []
+    real = fit.as_source
+
+    def watched(test):
+        seen.append(Ledger.read(ledger).permits() if ledger.is_file() else [])
+        return real(test)
+
+    monkeypatch.setattr(fit, "as_source", watched)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dpfy.fit(model, (x, y), plan=plan, optimizer=optimizer, run=tmp_path / "run", test=(x, y), test_is=use)
+    assert [{p.name for p in permits} for permits in seen] == [{"training", "evaluation"} if use == "billed" else {"training"}]
