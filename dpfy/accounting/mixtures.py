@@ -36,6 +36,9 @@ PAIR, LOOSE, SAMPLED, RENYI, PROFILE = "pair", "loose pair", "sampled Rényi cur
 """The languages: an exact pair; a pair that is exact for one release only; divergences on a Poisson sample; divergences; a profile."""
 WIDE = 1.0
 """Choices of a larger range may cost less by their divergences than by their pairs, also where all else has a pair: both are tried."""
+CELLS = (ev.NoisyThreshold, ev.NoisyArgmax)
+CHOSEN = (ev.BoundedRange, *CELLS)
+"""Events of a family from which every release may be another one: pairs are those of blocks of them."""
 CLOSED = (ev.Zcdp, ev.RenyiCurve)
 """Events whose divergences cost nothing to compute: where there are no others, many more orders are tried."""
 MANY = tuple(1 + 10 ** (x / 60) for x in range(-180, 361))
@@ -63,8 +66,8 @@ class Part:
 
     @property
     def wide(self) -> bool:
-        """Whether this is a choice of a wide range."""
-        return isinstance(self.leaf, ev.BoundedRange) and self.leaf.epsilon > WIDE
+        """Whether this is a choice of a wide range, or of a cell: its divergences may cost less."""
+        return isinstance(self.leaf, CELLS) or (isinstance(self.leaf, ev.BoundedRange) and self.leaf.epsilon > WIDE)
 
 
 class MixtureCurve:
@@ -85,13 +88,9 @@ class MixtureCurve:
         """Lower bound on epsilon at `delta`: that of what is surely released, the rest being free at best. None without any.
 
         Surely released are the releases with an exact pair, and one run of every tuning that makes at least one: where all scores are
-        alike the best of them is any one.
+        alike the best of them is any one. Of several releases to choose from the choice may always be the worst.
         """
-        known = list(self._of(PAIR, LOOSE))
-        for part in self._of(RENYI):
-            if isinstance(part.leaf, ev.RepeatAndSelect) and math.isfinite(part.leaf.shape):
-                inner = sorted_out((replace(part.piece, event=ev.Repeated(part.leaf.event, part.count)),))
-                known += [one for one in inner if one.language in (PAIR, LOOSE)]
+        known = [one for part in self._parts for one in _surely(part, delta)]
         lower = curve_of(_composed(known)).epsilon_lower(delta) if known else None
         if lower is not None and lower > self.epsilon(delta):
             raise Internal(
@@ -130,6 +129,22 @@ class MixtureCurve:
         return tuple(part for part in self._parts if part.language in languages)
 
 
+def _surely(part: Part, delta: float) -> list[Part]:
+    """Releases with an exact pair that are made for sure, or may be, wherever `part` is released."""
+    if part.language in (PAIR, LOOSE):
+        return [part]
+
+    def inner(event: Event) -> list[Part]:
+        found = sorted_out((replace(part.piece, event=ev.Repeated(event, part.count)),))
+        return [one for each in found for one in _surely(each, delta)]
+
+    if isinstance(part.leaf, ev.RepeatAndSelect) and math.isfinite(part.leaf.shape):
+        return inner(part.leaf.event)
+    if isinstance(part.leaf, ev.OneOf):
+        return max(map(inner, part.leaf.events), key=lambda made: curve_of(_composed(made)).epsilon_lower(delta) or 0.0)
+    return []
+
+
 def curve(world: World) -> Curve:
     """The curve of all that a unit touches in one world.
 
@@ -163,7 +178,7 @@ def language(leaf: Event, adjacency: Adjacency) -> str:
         except Unsupported:
             raise no_pair from None
         return RENYI
-    return LOOSE if isinstance(leaf, ev.BoundedRange) else PAIR
+    return LOOSE if isinstance(leaf, CHOSEN) else PAIR
 
 
 def _composed(parts: Iterable[Part]) -> Composition:

@@ -23,11 +23,12 @@ from dpfy.accounting.convolution import (
 )
 from dpfy.accounting.dominating_pairs import Composition
 from dpfy.accounting.gaussian import GaussianCurve
-from dpfy.accounting.leaves import delta_within
+from dpfy.accounting.leaves import delta_within, leaves
 from dpfy.accounting.losses import verified
 from dpfy.accounting.parallel import every_world, worst
 from dpfy.core import check
 from dpfy.core.errors import Internal, Unsupported
+from dpfy.core.events import Event, OneOf
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
@@ -222,6 +223,12 @@ def curve_of(parts: Composition) -> Curve:
     return TightCurve(parts) if parts.releases else GaussianCurve(math.sqrt(parts.gaussian))
 
 
+def only_leaf(event: Event) -> Event | None:
+    """The one release that an event is, made once; None where it is more or nothing."""
+    found = leaves(event)
+    return found[0][0] if len(found) == 1 and found[0][1] == 1 else None
+
+
 class Tight:
     """The default accountant. Stateless; supports every event that some language of accounting knows, and every mixture of them."""
 
@@ -243,4 +250,6 @@ class Tight:
         """
         from dpfy.accounting.mixtures import curve
 
+        if isinstance(choice := only_leaf(event), OneOf):  # alone: delta is the mean over the choices, which are seen
+            return worst([self.curve(part, adjacency) for part in choice.events])
         return worst([curve(world) for world in every_world(event, adjacency)])

@@ -7,7 +7,7 @@ repetition and composition are written once, here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -74,6 +74,34 @@ class DiscreteGaussian:
 
 
 @dataclass(frozen=True)
+class _Shares:
+    """A sum of whole vectors of `coordinates` numbers, in which a unit takes part with a vector of squared length `squared` at most.
+
+    Every part of the sum has its own noise, of standard deviation `share` in each coordinate; at least `shares` of them are honest, that
+    of the unit itself among them, and nobody sees less than all of them together. A unit that is zeroed out or replaced still adds its
+    share.
+    """
+
+    share: float
+    shares: int
+    squared: int
+    coordinates: int
+
+    def __post_init__(self) -> None:
+        check.positive("share", self.share)
+        for name in ("shares", "squared", "coordinates"):
+            check.integer(name, getattr(self, name))
+
+
+class DistributedDiscreteGaussian(_Shares):
+    """Shares that are discrete Gaussians of parameter `share` (Kairouz, Liu & Steinke 2021)."""
+
+
+class DistributedSkellam(_Shares):
+    """Shares that are differences of two Poisson numbers, of variance `share` squared (Agarwal, Kairouz & Liu 2021)."""
+
+
+@dataclass(frozen=True)
 class RandomizedResponse:
     """With probability `noise_parameter` the answer is uniform over `buckets` values, otherwise the truth."""
 
@@ -118,6 +146,21 @@ class EpsilonDelta:
     def __post_init__(self) -> None:
         check.nonnegative("epsilon", self.epsilon)
         check.fraction("delta", self.delta)
+
+
+@dataclass(frozen=True)
+class MetricPrivacy:
+    """A release whose chances change by a factor of at most exp(eta d) where the data of a unit moves by d in `metric`: d_chi privacy.
+
+    That is no differential privacy: data far apart may be told apart, and accounting gives it no epsilon (Chatzikokolakis et al. 2013).
+    """
+
+    eta: float
+    metric: str
+
+    def __post_init__(self) -> None:
+        check.positive("eta", self.eta)
+        check.one_line("metric", self.metric)
 
 
 @dataclass(frozen=True)
@@ -168,6 +211,58 @@ class BoundedRange:
 
     def __post_init__(self) -> None:
         check.nonnegative("epsilon", self.epsilon)
+
+
+@dataclass(frozen=True)
+class NoisyThreshold:
+    """Whether a number lies above a threshold, after Gaussian noise of `noise_multiplier` times the bound on one unit was added to it.
+
+    The threshold is public, or chosen from what was released before. Nothing else of the number is released.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check.positive("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class NoisyArgmax:
+    """Which of `classes` has the most votes, after Gaussian noise of standard deviation `sigma` votes was added to every count.
+
+    One unit moves one vote, from one class to another: it belongs to one voter, whatever that voter makes of it. Nothing but the
+    class is released (Papernot et al. 2018: GNMax).
+    """
+
+    sigma: float
+    classes: int
+
+    def __post_init__(self) -> None:
+        check.positive("sigma", self.sigma)
+        check.integer("classes", self.classes, least=2)
+
+
+@dataclass(frozen=True)
+class ObjectivePerturbation:
+    """The minimum of convex losses of linear scores, plus a quadratic, plus a Gaussian linear term, with Gaussian releases beside it.
+
+    What is minimised is sum_i f_i(x_i w) + lambda/2 |w|^2 + b w. The slope of a loss times |x| is at most L, its curvature times |x|^2 at
+    most `curvature` times lambda, and b has standard deviation `noise_multiplier` times L. `one_sided`: the sign of a loss's slope is
+    known from the record alone. `beside` is mu, the ratio of sensitivity to noise, of all Gaussian releases beside it, which may
+    depend on the minimum.
+    """
+
+    noise_multiplier: float
+    curvature: float
+    one_sided: bool = False
+    beside: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.positive("noise_multiplier", self.noise_multiplier)
+        check.nonnegative("curvature", self.curvature)
+        check.nonnegative("beside", self.beside)
+        if not isinstance(self.one_sided, bool):
+            raise InvalidInput("one_sided", self.one_sided, "must be true or false")
 
 
 @dataclass(frozen=True)
@@ -324,6 +419,20 @@ class Parallel:
 
 
 @dataclass(frozen=True)
+class OneOf:
+    """One of `events`, and which one is known: chosen without the data, or with sight of what was released before it.
+
+    Settings that are tried in a search, each with a bill of its own, are one. No one of them costs more than what is stated.
+    """
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.events, tuple) or not self.events or len(set(self.events)) != len(self.events):
+            raise InvalidInput("events", self.events, "must be a tuple of at least one event, each of them once")
+
+
+@dataclass(frozen=True)
 class RepeatAndSelect:
     """`event` run a random number of times, the best output released (Papernot & Steinke 2022).
 
@@ -361,12 +470,18 @@ Event = Union[
     Laplace,
     DiscreteLaplace,
     DiscreteGaussian,
+    DistributedDiscreteGaussian,
+    DistributedSkellam,
     RandomizedResponse,
     GaussianMixture,
     EpsilonDelta,
+    MetricPrivacy,
     Zcdp,
     RenyiCurve,
     BoundedRange,
+    NoisyThreshold,
+    NoisyArgmax,
+    ObjectivePerturbation,
     PoissonSampled,
     SampledWithoutReplacement,
     SampledWithReplacement,
@@ -377,6 +492,7 @@ Event = Union[
     Repeated,
     Composed,
     Parallel,
+    OneOf,
     RepeatAndSelect,
     Stopped,
 ]
@@ -390,12 +506,18 @@ CODEC = Codec(
         "laplace": Laplace,
         "discrete-laplace": DiscreteLaplace,
         "discrete-gaussian": DiscreteGaussian,
+        "distributed-discrete-gaussian": DistributedDiscreteGaussian,
+        "distributed-skellam": DistributedSkellam,
         "randomized-response": RandomizedResponse,
         "gaussian-mixture": GaussianMixture,
         "epsilon-delta": EpsilonDelta,
+        "metric-privacy": MetricPrivacy,
         "zcdp": Zcdp,
         "renyi-curve": RenyiCurve,
         "bounded-range": BoundedRange,
+        "noisy-threshold": NoisyThreshold,
+        "noisy-argmax": NoisyArgmax,
+        "objective-perturbation": ObjectivePerturbation,
         "poisson-sampled": PoissonSampled,
         "sampled-without-replacement": SampledWithoutReplacement,
         "sampled-with-replacement": SampledWithReplacement,
@@ -406,6 +528,7 @@ CODEC = Codec(
         "repeated": Repeated,
         "composed": Composed,
         "parallel": Parallel,
+        "one-of": OneOf,
         "repeat-and-select": RepeatAndSelect,
         "stopped": Stopped,
     },
@@ -435,11 +558,17 @@ def _check_tree(node: object) -> None:
 
 def inside(event: object) -> tuple[Event, ...]:
     """The events that `event` is made of; none for a leaf."""
-    if isinstance(event, Composed):
+    if isinstance(event, Composed | OneOf):
         return event.events
     if isinstance(event, Parallel):
         return tuple(part for _, part in event.parts)
     return (event.event,) if hasattr(event, "event") else ()
+
+
+def one_of(found: Iterable[Event]) -> Event:
+    """Any one of these, each named once; one alone is itself."""
+    each = tuple(dict.fromkeys(found))
+    return each[0] if len(each) == 1 else OneOf(each)
 
 
 def on_part(part: str, parts: Sequence[str], event: Event) -> Parallel:

@@ -57,12 +57,14 @@ def laplace(count: int, scale: Fraction | int, bits: Bits) -> Integers:
     return _draw(count, _scale("scale", scale), False, bits)
 
 
-def gaussian(count: int, sigma: Fraction | int, bits: Bits) -> Integers:
+def gaussian(count: int, sigma: Fraction | int, bits: Bits, *, again: bool = False) -> Integers:
     """`count` independent integers with P(x) proportional to exp(-x^2 / (2 sigma^2)), for a sigma from 2^-20 to 2^45.
+
+    `again` says that the same law will be drawn from many times: a larger table is worth its making.
 
     Guarantees: exactly this law, given fair bits: the total variation is 0. Reference: Canonne, Kamath & Steinke 2020 (the law).
     """
-    return _draw(count, _scale("sigma", sigma), True, bits)
+    return _draw(count, _scale("sigma", sigma), True, bits, again)
 
 
 def _scale(name: str, value: Fraction | int) -> Fraction:
@@ -77,9 +79,9 @@ def split(scale: Fraction, count: int) -> int:
     return max(0, int(scale).bit_length() - reach)
 
 
-def _draw(count: int, scale: Fraction, square: bool, bits: Bits) -> Integers:
+def _draw(count: int, scale: Fraction, square: bool, bits: Bits, again: bool = False) -> Integers:
     out = np.empty(check.integer("count", count, 0), np.int64)
-    low = split(scale, count)
+    low = split(scale, 1 << 30 if again else count)
     if count:
         (_wide(scale, square, low) if low else _narrow(scale, square)).draw(out, bits)
     return out

@@ -16,6 +16,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded, Private
+from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.discrete import whole
 from dpfy.mechanisms.exact import coins, uniform
 from dpfy.mechanisms.mechanism import Stated, source
@@ -56,9 +57,12 @@ class RandomizedResponse:
         Guarantees: each answer depends on the answer of its own unit alone. Every probability is exact.
         """
         given = np.clip(whole(answers.value), 0, self.buckets - 1)
-        bits = source(self.event, permit, randomness, step)
+        return Private(self.draw(given, source(self.event, permit, randomness, step)))
+
+    def draw(self, given: NDArray[np.int64], bits: Bits) -> NDArray[np.int64]:
+        """Each of the answers, which lie in the public range, as it may be seen."""
         changed, others = coins(given.size, Fraction(self.noise_parameter), bits), uniform(given.size, self.buckets, bits)
-        return Private(np.where(changed.reshape(given.shape), others.reshape(given.shape), given))
+        return np.where(changed.reshape(given.shape), others.reshape(given.shape), given)
 
     def frequencies(self, released: NDArray[np.int64]) -> NDArray[np.float64]:
         """Unbiased estimates of the share of every answer among units: post-processing of a release."""
@@ -104,12 +108,15 @@ class UnaryResponse(Stated):
         given = np.clip(whole(answers.value), 0, self.buckets - 1)
         if given.ndim != 1:
             raise InvalidInput("answers", f"{given.ndim} axes", "must be a list, one answer for each unit")
-        bits = self._source(permit, randomness, step)
+        return Private(self.draw(given, self._source(permit, randomness, step)))
+
+    def draw(self, given: NDArray[np.int64], bits: Bits) -> NDArray[np.bool_]:
+        """A row of bits for each of the answers, which lie in the public range."""
         high, low = self.chances
         kept = coins(len(given), high, bits)
         rows = coins(len(given) * self.buckets, low, bits).reshape(len(given), self.buckets)
         rows[np.arange(len(given)), given] = kept
-        return Private(rows)
+        return rows
 
     def frequencies(self, released: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Unbiased estimates of the share of every answer: post-processing of a release."""

@@ -134,6 +134,14 @@ def _check_ins(rng: Random) -> Make:
     return lambda noise: ev.RandomCheckIns(1 / noise, slots, rate)
 
 
+def _threshold(rng: Random) -> Make:
+    return ev.NoisyThreshold
+
+
+def _votes(rng: Random) -> Make:
+    return lambda noise: ev.NoisyArgmax(noise, 2)
+
+
 KINDS: dict[str, tuple[Callable[[Random], Make], tuple[Adjacency, ...], tuple[float, float], int]] = {
     "gaussian": (_gaussian, (ADD, REPLACE, ZERO), (0.3, 50), 2),
     "poisson": (_sampled(1e-5, _gaussian), (ADD, REPLACE, ZERO), (0.3, 50), 9),
@@ -154,6 +162,8 @@ KINDS: dict[str, tuple[Callable[[Random], Make], tuple[Adjacency, ...], tuple[fl
     "poisson bounded range": (_sampled(1e-3, _range), (ADD,), (0.5, 100), 2),
     "poisson black box": (_sampled(1e-3, _black_box), (ADD,), (0.5, 100), 2),
     "shuffled": (_shuffled, (REPLACE, ZERO), (0.2, 100), 1),
+    "threshold check": (_threshold, (ADD, REPLACE, ZERO), (0.3, 1000), 1),
+    "votes": (_votes, (ADD, ZERO), (0.3, 1000), 1),
     "check-ins": (_check_ins, (ADD, REPLACE, ZERO), (0.2, 100), 1),
 }
 """How to draw an event, the adjacencies it has a bound under, its range of noise, and how often it is drawn."""

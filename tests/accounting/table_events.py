@@ -19,10 +19,14 @@ PARTS = ev.Parallel((("north", ev.Gaussian(3.0)), ("south", ev.Laplace(5.0)), ("
 LEAVES: list[ev.Event] = [
     ev.Nothing(),
     ev.NotPrivate(),
+    ev.MetricPrivacy(2.0, "the distance of embeddings"),
     GAUSSIAN,
     ev.Laplace(8.0),
     ev.DiscreteLaplace(0.2, 2),
     ev.DiscreteGaussian(6.0, 2),
+    ev.DistributedDiscreteGaussian(3.0, 200, 90, 64),
+    ev.DistributedDiscreteGaussian(1.1, 200, 9, 64),
+    ev.DistributedSkellam(0.9, 500, 12, 64),
     ev.RandomizedResponse(0.8, 3),
     ev.GaussianMixture(4.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)),
     ev.EpsilonDelta(0.1),
@@ -31,6 +35,11 @@ LEAVES: list[ev.Event] = [
     ev.Zcdp(0.02, 0.01),
     CURVE,
     ev.BoundedRange(0.3),
+    ev.NoisyThreshold(4.0),
+    ev.NoisyArgmax(8.0, 2),
+    ev.NoisyArgmax(8.0, 5),
+    ev.ObjectivePerturbation(6.0, 0.05),
+    ev.ObjectivePerturbation(6.0, 0.05, True, 0.05),
 ]
 WRAPPED: list[ev.Event] = [
     STEP,
@@ -44,6 +53,9 @@ WRAPPED: list[ev.Event] = [
     ev.Repeated(STEP, 7),
     ev.Composed((STEP, ev.Laplace(20.0), ev.BoundedRange(0.1))),
     PARTS,
+    ev.OneOf((STEP, ev.Gaussian(9.0))),
+    ev.OneOf((ev.Laplace(9.0), ev.BoundedRange(0.1))),
+    ev.RepeatAndSelect(ev.OneOf((STEP, ev.PoissonSampled(0.1, ev.Gaussian(4.0)))), 10.0, math.inf),
     ev.RepeatAndSelect(STEP, 10.0, 1.0),
     ev.RepeatAndSelect(STEP, 10.0, math.inf),
     ev.Stopped(ev.Repeated(STEP, 7), 0.5),
@@ -82,6 +94,9 @@ def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
         (ev.Zcdp(1 / 32), GAUSSIAN, ADD),
         (ev.Zcdp(1 / 32), ev.DiscreteGaussian(4.0), ADD),
         (CURVE, GAUSSIAN, ADD),
+        (ev.DistributedDiscreteGaussian(3.0, 16, 9, 1), ev.DiscreteGaussian(12.0, 3), ZERO),
+        (ev.DistributedDiscreteGaussian(3.0, 100, 9, 4), ev.Gaussian(10.0), ZERO),
+        (ev.DistributedSkellam(0.5, 3600, 9, 4), ev.Gaussian(10.0), ZERO),
         (_renyi_of(STEP), STEP, ADD),
         (_renyi_of(ev.BoundedRange(epsilon)), ev.BoundedRange(epsilon), ADD),
         (ev.BallsInBins(4.0, ((1.0,),)), GAUSSIAN, ADD),
@@ -102,9 +117,19 @@ def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
         (ev.RandomCheckIns(epsilon, 50, 0.5), ev.RandomCheckIns(epsilon, 100, 0.5), ADD),
         (ev.EpsilonDelta(epsilon), ev.RandomCheckIns(epsilon, 20), REPLACE),
         (ev.Stopped(STEP, 0.5), STEP, ADD),
+        (GAUSSIAN, ev.NoisyThreshold(4.0), ADD),
+        (GAUSSIAN, ev.NoisyArgmax(4 * math.sqrt(2), 2), ADD),
+        (ev.NoisyArgmax(8.0, 5), ev.NoisyArgmax(8.0, 2), ADD),
+        (ev.NoisyArgmax(8.0, 2), ev.NoisyThreshold(8 / math.sqrt(2)), ADD),
+        (ev.Zcdp(1 / 64), ev.NoisyArgmax(8.0, 3), ADD),
+        (ev.ObjectivePerturbation(4.0, 0.0, True), GAUSSIAN, ADD),
+        (ev.ObjectivePerturbation(4.0, 0.1), GAUSSIAN, REPLACE),
+        (ev.ObjectivePerturbation(9.0, 0.1, True, 0.25), GAUSSIAN, ADD),
+        (ev.RepeatAndSelect(ev.OneOf((STEP, GAUSSIAN)), 3.0, 0.0), ev.OneOf((STEP, GAUSSIAN)), ADD),
     ]
     pairs: list[tuple[ev.Event, ev.Event, Adjacency]] = [*known]
     pairs += [(event, part, ADD) for event in EVENTS if isinstance(event, ev.Parallel) for _, part in event.parts]
+    pairs += [(event, part, ADD) for event in EVENTS if isinstance(event, ev.OneOf) for part in event.events]
     pairs += [(unsampled(event), event, ADD) for event in EVENTS if unsampled(event) != event]
     for event in EVENTS:
         try:

@@ -19,10 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import laws
 from random_settings import KINDS, setting
+from table_events import EVENTS
 
 from dpfy.accounting.rows import TABLE
-from dpfy.accounting.rows.row import no_pair
 from dpfy.core import events as ev
+from dpfy.core.errors import Unsupported
+from dpfy.core.unit import Adjacency
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,15 @@ def test_many_random_settings_obey_the_laws(law: str, chunk: int, obeyed: dict[t
 def test_every_event_with_a_pair_is_drawn() -> None:
     """A new event with a pair must come with settings here; the laws of every other one are in `test_rows.py`."""
     drawn = {type(leaf) for name in KINDS for leaf in _nodes(setting(0, name).make(1.0))}
-    assert drawn == {kind for kind, row in TABLE.items() if row.pair is not no_pair}
+    assert drawn == {type(event) for event in EVENTS if any(_has_pair(event, adjacency) for adjacency in Adjacency)}
+
+
+def _has_pair(event: ev.Event, adjacency: Adjacency) -> bool:
+    try:
+        TABLE[type(event)].pair(event, adjacency)
+    except Unsupported:
+        return False
+    return True
 
 
 def _nodes(event: ev.Event) -> list[ev.Event]:

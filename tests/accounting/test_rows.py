@@ -166,6 +166,7 @@ def _pure(event: ev.Event) -> bool:
         ev.Shuffled,
         ev.RandomCheckIns,
         ev.NotPrivate,
+        ev.MetricPrivacy,
         ev.Nothing,
     )
     parts = ev.inside(event)

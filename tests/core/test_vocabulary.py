@@ -44,10 +44,13 @@ def test_one_of_names_the_nearest():
 EVENTS = [
     events.Nothing(),
     events.NotPrivate(),
+    events.MetricPrivacy(2.0, "distance"),
     events.Gaussian(1.5),
     events.Laplace(0.5),
     events.DiscreteLaplace(0.3, 2),
     events.DiscreteGaussian(4.0, 2),
+    events.DistributedDiscreteGaussian(4.0, 10, 9, 3),
+    events.DistributedSkellam(0.5, 10, 9, 3),
     events.RandomizedResponse(0.25, 4),
     events.GaussianMixture(1.0, (0.0, 1.0), (0.9, 0.1)),
     events.EpsilonDelta(1.0, 1e-6),
@@ -56,6 +59,9 @@ EVENTS = [
     events.Zcdp(0.1, 0.0),
     events.RenyiCurve((2.0, 8.0), (0.1, 0.5)),
     events.BoundedRange(0.5),
+    events.NoisyThreshold(1.5),
+    events.NoisyArgmax(4.0, 3),
+    events.ObjectivePerturbation(1.5, 0.25, True, 0.1),
     events.PoissonSampled(0.01, events.Gaussian(1.0)),
     events.SampledWithoutReplacement(100, 10, events.Gaussian(1.0)),
     events.SampledWithReplacement(100, 10, events.Gaussian(1.0)),
@@ -65,6 +71,7 @@ EVENTS = [
     events.Composed((events.Gaussian(1.0), events.Laplace(2.0))),
     events.Parallel((("north", events.Gaussian(1.0)), ("south", events.Nothing()))),
     events.RepeatAndSelect(events.Gaussian(1.0), 10.0, math.inf),
+    events.OneOf((events.Gaussian(1.0), events.Laplace(2.0))),
     events.Stopped(events.Repeated(events.Gaussian(1.0), 7), 0.2),
 ]
 

@@ -6,7 +6,7 @@ and the contract tests read nothing but the table.
 
 from __future__ import annotations
 
-from dpfy.accounting.rows import composed, local, noise, sampled, stated
+from dpfy.accounting.rows import composed, local, noise, objective, sampled, shares, stated, votes
 from dpfy.accounting.rows.composed import movable
 from dpfy.accounting.rows.row import (
     TABLE,
@@ -39,4 +39,5 @@ __all__ = [
     "words",
 ]
 
-TABLE.update({row.kind: row for row in (*stated.ROWS, *noise.ROWS, *sampled.ROWS, *local.ROWS, *composed.ROWS)})
+FAMILIES = (stated, noise, shares, votes, objective, sampled, local, composed)
+TABLE.update({row.kind: row for family in FAMILIES for row in family.ROWS})

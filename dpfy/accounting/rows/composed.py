@@ -40,6 +40,35 @@ def _selected(event: ev.RepeatAndSelect, adjacency: Adjacency, alphas: Array) ->
     return selected(alphas, finite, event.mean, event.shape), min(1.0, event.mean * chance)
 
 
+def _worst_of(event: ev.OneOf, adjacency: Adjacency, alphas: Array) -> Divergences:
+    """The worst of them at every order.
+
+    Let p be the chances of the choices, the same in both worlds given what was released before. The choice is seen, so that the moment of
+    order a is the mean over p of the moments of the choices, hence at most the largest; a chance of infinite loss likewise.
+    """
+    from dpfy.accounting.rdp import approximate
+
+    found = [approximate(part, adjacency, tuple(float(a) for a in alphas)) for part in event.events]
+    return np.max([values for values, _ in found], axis=0), max(chance for _, chance in found)
+
+
+def _worst_pure(event: ev.OneOf, adjacency: Adjacency) -> float:
+    from dpfy.accounting.composition import pure
+
+    return max(pure(part, adjacency) for part in event.events)
+
+
+def _worst_rho(event: ev.OneOf, adjacency: Adjacency) -> float:
+    from dpfy.accounting.rdp import rho
+
+    return max(rho(part, adjacency) for part in event.events)
+
+
+def _all_of(event: ev.OneOf, change: Callable[[Event], Event]) -> ev.OneOf:
+    """The same choices, each changed; equal ones once."""
+    return ev.OneOf(tuple(dict.fromkeys(change(part) for part in event.events)))
+
+
 def _each(event: ev.Parallel, change: Callable[[Event], Event]) -> ev.Parallel:
     """The same parts with their events changed."""
     return ev.Parallel(tuple((name, change(part)) for name, part in event.parts))
@@ -136,6 +165,16 @@ ROWS = (
         rho=_parallel_rho,
         unsampled=lambda e, most: _each(e, lambda part: unsampled(part, most)),
         halved=lambda e: _each(e, halved),
+    ),
+    Row(
+        ev.OneOf,
+        words=lambda e: "one of: " + "; or ".join(words(part) for part in e.events),
+        divergences=_worst_of,
+        pure=_worst_pure,
+        rho=_worst_rho,
+        group=lambda e, size: _all_of(e, lambda part: grouped(part, size)),
+        unsampled=lambda e, most: _all_of(e, lambda part: unsampled(part, most)),
+        halved=lambda e: _all_of(e, halved),
     ),
     Row(
         ev.RepeatAndSelect,

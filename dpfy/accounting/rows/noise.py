@@ -28,6 +28,9 @@ ONE = ((1.0, 0.0),)
 SILENT = Atoms((0.0,), (1.0,))
 """The loss of a release that depends on nothing."""
 
+MOST_AMOUNTS = 4096
+"""Different amounts by which a group may move a sum."""
+
 Moves = tuple[tuple[float, float], ...]
 """Amounts by which a Gaussian is moved: (probability, move)."""
 
@@ -181,6 +184,31 @@ def _mixture_poisson(event: ev.GaussianMixture, rate: float, adjacency: Adjacenc
     return _mixture(event.standard_deviation, ((1 - rate, 0.0), *thinned), adjacency, type(event).__name__)
 
 
+def _mixture_known(event: ev.GaussianMixture, most: int | None) -> Event:
+    """Who knows by how much a unit moves the sum sees a Gaussian moved by the largest amount; one amount alone was never hidden."""
+    amounts = [s for p, s in zip(event.probabilities, event.sensitivities, strict=True) if p > 0]
+    if len(set(amounts)) < 2:
+        return event
+    return ev.Gaussian(event.standard_deviation / max(amounts))
+
+
+def _mixture_group(event: ev.GaussianMixture, size: int) -> Event:
+    """Each member moves the sum by an amount of its own: the amounts of all add up."""
+    one = {s: p for p, s in zip(event.probabilities, event.sensitivities, strict=True) if p > 0}
+    total = {0.0: 1.0}
+    for _ in range(size):
+        sums: dict[float, float] = {}
+        for s, p in total.items():
+            for more, chance in one.items():
+                sums[s + more] = sums.get(s + more, 0.0) + p * chance
+        total = sums
+        if len(total) > MOST_AMOUNTS:
+            raise Unsupported(f"a group whose sum moves by more than {MOST_AMOUNTS} amounts", "ask for a smaller group")
+    amounts = sorted(total)
+    chances = [total[s] for s in amounts]
+    return ev.GaussianMixture(event.standard_deviation, tuple(amounts), (max(0.0, 1 - math.fsum(chances[1:])), *chances[1:]))
+
+
 def _mixture_within(event: ev.GaussianMixture) -> None:
     limits.noise("standard_deviation", event.standard_deviation)
     if max(event.sensitivities) / event.standard_deviation > 1 / limits.LEAST_NOISE:
@@ -251,6 +279,8 @@ ROWS = (
         lambda e: f"a sum with Gaussian noise of {e.standard_deviation:.6g}, moved by one of {len(e.sensitivities):,} amounts",
         pair=_mixture_pair,
         poisson=_mixture_poisson,
+        group=_mixture_group,
+        unsampled=_mixture_known,
         within=_mixture_within,
         peer=Peer(
             "MixtureOfGaussiansDpEvent",

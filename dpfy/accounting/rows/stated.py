@@ -147,6 +147,16 @@ ROWS = (
         stated=True,
     ),
     Row(
+        ev.MetricPrivacy,
+        words=lambda e: f"metric privacy of {e.eta:g} in {e.metric}: no differential privacy, and no epsilon",
+        rho=lambda e, adjacency: math.inf,
+        pure=lambda e, adjacency: math.inf,
+        group=lambda e, size: ev.NotPrivate(),
+        plain=lambda e: ev.NotPrivate(),
+        divergences=lambda e, adjacency, alphas: (np.full(len(alphas), np.inf), 0.0),
+        drawable=False,
+    ),
+    Row(
         ev.Zcdp,
         words=lambda e: (
             f"a mechanism known to be {e.rho:g}-zCDP" if not e.xi else f"a mechanism known to be ({e.xi:g}, {e.rho:g})-zCDP"
