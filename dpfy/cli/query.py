@@ -35,6 +35,7 @@ def query(
     most_groups: Annotated[int | None, _option("Most groups that one user adds to.")] = None,
     most_each: Annotated[int | None, _option("Most records of one user in a group.")] = None,
     records: Annotated[int | None, _option("Public number of records: protects replacing one.")] = None,
+    contributions: Annotated[int | None, _option("Ask about users: column contributions, up to this public bound.")] = None,
     insecure_seed: Annotated[int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
     as_json: Json = False,
 ) -> None:
@@ -49,6 +50,8 @@ def query(
     Numbers: sum(x) mean(x) variance(x) stddev(x) covariance(x, y) median(x) quantile(x, 0.1, 0.9) min(x) max(x) histogram(x, 0, 10, 20)
 
     Words: histogram(c) mode(c) table(c, d) margins(c, d, e, order=2). Of any column: top(w) range(w). Records: count()
+
+    Users: quantile(contributions, 0.9) with --user person --contributions 256: how many records nine of ten users own at most
 
     Models: accuracy(truth, guess) confusion(truth, guess) calibration(probability, truth)
 
@@ -66,9 +69,9 @@ def query(
     out = out or fresh_path()
     if resume and Mark.find(out) is None and not ended(out):
         raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
-    terms = Terms(epsilon, delta, user, most_records, most_groups, most_each, records)
+    terms = Terms(epsilon, delta, user, most_records, most_groups, most_each, records, contributions)
     public = {"query": text, "epsilon": epsilon, "delta": delta, "user": user, "most_records": most_records}
-    public |= {"most_groups": most_groups, "most_each": most_each, "records": records}
+    public |= {"most_groups": most_groups, "most_each": most_each, "records": records, "contributions": contributions}
     private = {"data": data, "schema": schema, "ledger": None if ledger is None else str(ledger)}
     place = Place(out, resume=resume, ledger=ledger, seed=insecure_seed, config=(_toml(public), _toml(public | private)))
     with resumable(out, _again(data, text, public | private)), _bar() as progress:

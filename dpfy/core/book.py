@@ -84,11 +84,35 @@ class Permit:
             raise InvalidInput("step", step, rule)
         spent.add(step)
 
-    def inner(self, event: events.Event, run: int) -> Permit:
-        """The permit of one of the runs among which the best is released, where this permit was given for that."""
-        if self.closed or not isinstance(self.event, events.RepeatAndSelect) or self.event.event != event:
+    def inner(self, event: events.Event, run: int, releases: int = 1) -> Permit:
+        """The permit of one of the runs among which the best is released, where this permit was given for that.
+
+        `event` is what the run does: what may be repeated, or one of several that may, or a part of either that it does by itself.
+        """
+        if self.closed or event not in repeatable(self.event):
             raise InvalidInput("event", event, f"is not what the permit {self.name!r} may run several times")
-        return _permit(f"{self.name}, run {run}", event, 1, self.entry, {}, self.adjacency)
+        made = _permit(f"{self.name}, run {run}", event, 1, self.entry, {}, self.adjacency)
+        made.__dict__["releases"] = releases
+        return made
+
+
+def repeatable(event: events.Event) -> set[events.Event]:
+    """What the runs of an event with several runs do, each as a whole, and the parts of a run that are one after the other."""
+    if isinstance(event, events.RepeatAndSelect | events.Repeated):
+        return _runs(event.event)
+    if isinstance(event, events.PoissonSampled):
+        return repeatable(event.event) if isinstance(event.event, events.RepeatAndSelect) else set()
+    if isinstance(event, events.OneOf):
+        return _runs(event)
+    if isinstance(event, events.Composed | events.Parallel):
+        return set().union(*map(repeatable, events.inside(event)))
+    return set()
+
+
+def _runs(event: events.Event) -> set[events.Event]:
+    """A run as a whole, or any one of several; and what it does one after the other."""
+    parts = events.inside(event) if isinstance(event, events.Composed | events.OneOf) else ()
+    return {event}.union(*map(_runs, parts))
 
 
 def _permit(

@@ -44,7 +44,15 @@ BOUNDARIES = {
 }
 """Who may see what (Ponomareva et al. 2023, section 3.1): from its boundary on everything is protected, and what lies before is not."""
 
-TRUSTS = ("central", "local", "distributed")
+TRUSTS = {
+    "central": "Whoever holds the data must be trusted, to keep it and to run the mechanism as stated; nobody who sees what is released.",
+    "distributed": "The protocol that adds up the contributions, and enough of their owners to add their noise, must be trusted; no single "
+    "party, and nobody who sees the sum.",
+    "local": "Nobody must be trusted but one's own device: what leaves it is protected already.",
+    "shuffled": "Nobody must be trusted but one's own device, the shuffler, to put the reports in a random order and to show nobody whose "
+    "each is, and the devices of others, to randomise theirs.",
+}
+"""Who must be trusted, in one sentence for each trust model. A claim that knows more says so itself (`Claim.trusted`)."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,9 @@ class Claim:
       a folder. `purpose`: one of `PURPOSES`.
     - `event`: the whole bill. `releases`: how many times noise is drawn under it. `delta`: where the guarantee is stated, 0 for a
       pure one. `accountant`: by which accountant.
-    - `unit`: whose data is protected. `adjacency`: which change of the data is hidden. `trust`: one of `TRUSTS`. `boundary`: one of
-      `BOUNDARIES`, the first thing that is protected. `records`: the public number of units, where there is one.
+    - `unit`: whose data is protected. `adjacency`: which change of the data is hidden. `trust`: one of `TRUSTS`, and `trusted`: who must
+      be trusted, in one sentence. `boundary`: one of `BOUNDARIES`, the first thing that is protected. `records`: the public number of
+      units, where there is one.
     - `artefacts`: names of the files that may come of it.
     """
 
@@ -85,7 +94,6 @@ class Claim:
 
     kind: ClassVar[str]
     purpose: ClassVar[str]
-    trust: ClassVar[str] = "central"
     boundary: ClassVar[str] = "B4"
 
     def __post_init__(self) -> None:
@@ -110,6 +118,16 @@ class Claim:
         return self.kind
 
     @property
+    def trust(self) -> str:
+        """The data is in one place."""
+        return "central"
+
+    @property
+    def trusted(self) -> str:
+        """Who must be trusted, in one sentence."""
+        return TRUSTS[self.trust]
+
+    @property
     def releases(self) -> int:
         """Noise is drawn once."""
         return 1
@@ -120,9 +138,22 @@ class Claim:
         return {}
 
     @property
+    def instead(self) -> str:
+        """What is promised where there is no differential privacy, in words for the end of that sentence: nothing."""
+        return ""
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """Conditions of the guarantee, beside its assumptions: none."""
         return ()
+
+    def trained(self, facts: Mapping[str, Any]) -> events.Event | None:
+        """Of a claim that covers a search and the training it ends with: what the training would cost by itself. Others: None."""
+        return None
+
+    def check_group(self, size: int) -> None:
+        """Refuse (`Unsupported`) where `event` does not say what `size` units together are shown: it does."""
+        check.integer("group", size)
 
     def files(self) -> Mapping[str, bytes]:
         """What is written down about it in a folder before the data is read: nothing beside the ledger."""
@@ -161,6 +192,12 @@ HOMES = {
     "moments": "dpfy.models.moments",
     "normalisation": "dpfy.models.normalisation",
     "query": "dpfy.statistics.claim",
+    "local": "dpfy.local.claim",
+    "shuffled": "dpfy.local.claim",
+    "metric-text": "dpfy.local.words",
+    "fit": "dpfy.estimators.claim",
+    "tuning": "dpfy.tuning.claim",
+    "public-tuning": "dpfy.tuning.claim",
 }
 """Where the kinds that come with dpfy are defined."""
 
@@ -283,7 +320,8 @@ def agree(claims: Sequence[Claim]) -> None:
         check.one_of("claim.purpose", c.purpose, PURPOSES)
         check.one_of("claim.boundary", c.boundary, BOUNDARIES)
         check.one_of("claim.trust", c.trust, TRUSTS)
-        for what in ("unit", "adjacency", "trust", "delta", "accountant"):
+        check.one_line("claim.trusted", c.trusted, 400)
+        for what in ("unit", "adjacency", "trust", "trusted", "delta", "accountant"):
             if getattr(c, what) != getattr(first, what):
                 rule = f"must be {getattr(first, what)}, as for {first.name!r}: the claims of one folder have one card"
                 raise InvalidInput(f"{c.name} {what}", getattr(c, what), rule)

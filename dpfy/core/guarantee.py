@@ -69,12 +69,20 @@ class Guarantee:
         curve = tradeoff.of_curve(self.curve.delta, epsilons)
         return [curve.miss_rate(f) for f in false_positive_rates]
 
-    def sentence(self, delta: float, what: str = "Training", covering: str = "every training step", who: str = "trainer") -> str:
-        """The guarantee in one honest sentence."""
+    def sentence(
+        self,
+        delta: float,
+        what: str = "Training",
+        covering: str = "every training step",
+        who: str = "trainer",
+        instead: str = "",
+    ) -> str:
+        """The guarantee in one honest sentence; `instead` says what is promised where it is none."""
         epsilon = self.epsilon(delta)
         if epsilon == float("inf"):
             thing = "This model" if what.startswith("Training") else what
-            return f"{thing} has NO differential privacy guarantee: no noise protects the {'training ' if who == 'trainer' else ''}data."
+            why = instead or f"no noise protects the {'training ' if who == 'trainer' else ''}data"
+            return f"{thing} has NO differential privacy guarantee: {why}."
         caveats = f" Provided that: {'; '.join(self.caveats)}." if self.caveats else ""
         stated = f"({_up(epsilon)}, {delta:g})-differential privacy" if delta else f"pure {_up(epsilon)}-differential privacy"
         part = "" if self.unit.whole else f" ({self.unit.protects}s only)"
@@ -89,6 +97,7 @@ TRUSTED = {
     "central": "with a trusted central {}",
     "local": "with nobody trusted but the owner of the data",
     "distributed": "with no single party trusted",
+    "shuffled": "with nobody trusted but the owner of the data and a shuffler",
 }
 
 

@@ -56,7 +56,10 @@ class Ledger:
     def open(
         cls, path: Path, *, unit: Unit = EXAMPLE, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, budget: Budget | None = None
     ) -> Ledger:
-        """Open the ledger at `path`, creating it with this unit, adjacency and budget; an existing one must have the same."""
+        """Open the ledger at `path`, creating it with this unit, adjacency and budget; an existing one must have the same.
+
+        How many records of a user, or of another owner of several, a release reads is its own affair: the unit is all of that owner's data.
+        """
         chain.recognise(path)
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,10 +217,10 @@ class Ledger:
         """All reservations composed: the bill."""
         return events.Composed(tuple(self.spent()))
 
-    def guarantee(self, accountant: Accountant, caveats: tuple[str, ...] = ()) -> Guarantee:
+    def guarantee(self, accountant: Accountant, caveats: tuple[str, ...] = (), trust: str = "central") -> Guarantee:
         """The guarantee of everything reserved in this ledger, whether or not it was used."""
         curve = accountant.curve(self.event(), self.adjacency)
-        return Guarantee(curve, accountant.name, self.adjacency, self.unit, caveats=caveats)
+        return Guarantee(curve, accountant.name, self.adjacency, self.unit, trust, caveats)
 
     def refresh(self) -> None:
         """Read again what other processes may have appended."""
@@ -253,9 +256,15 @@ def _as_written(body: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
+def _same_owner(unit: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two units are the same owner of records, of which releases read different numbers."""
+    whose = [{key: value for key, value in one.items() if key != "most_records"} for one in (unit, other)]
+    return bool(whose[0] == whose[1] and unit["name"] != EXAMPLE.name)
+
+
 def _same_terms(path: Path, header: dict[str, Any], terms: dict[str, Any]) -> None:
     for key, value in terms.items():
         if key == "budget" and value is None:
             continue  # opening needs no budget; reserving does
-        if header[key] != value:
+        if header[key] != value and not (key == "unit" and _same_owner(header[key], value)):
             raise InvalidInput(f"ledger {key}", value, f"{path.name} was created with {header[key]}")

@@ -12,6 +12,7 @@ EXTRAS = {
     "accelerate": "text",
     "datasets": "text",
     "lightning": "lightning",
+    "flwr": "flower",
     "mkdocs": "docs",
 }
 """Import name to the extra of dpfy that brings it; what is not here comes with dpfy itself, or under its own name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
@@ -15,6 +16,7 @@ def mean_trials(shape: float, gamma: float) -> float:
     return shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
 
 
+@lru_cache(maxsize=256)
 def gamma_for(shape: float, mean: float) -> float:
     """The gamma that gives a mean number of trials."""
     check.positive_or_infinite("shape + 1", shape + 1)

@@ -80,3 +80,13 @@ class Unit:
 
 
 EXAMPLE = Unit()
+
+WINDOWS = ("day", "week", "month", "year")
+"""Windows of time, by the calendar in UTC; a week begins on Monday."""
+
+
+def user_unit(most_records: int, window: str | None = None) -> Unit:
+    """A user with at most `most_records` records, or what a user contributed within one `window` of time."""
+    if window is None:
+        return Unit("user", most_records)
+    return Unit(f"user's {check.one_of('window', window, WINDOWS)}", most_records, "window")

@@ -14,7 +14,7 @@ from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
 from dpfy.data.files import DataFile, unpacked
-from dpfy.data.users import owner_words
+from dpfy.data.owners import owner_words
 
 WHOLE = ("x", "y")
 PARTS = ("x_train", "y_train", "x_test", "y_test")
@@ -72,7 +72,10 @@ def _owned(train: Encoded, arrays: dict[str, np.ndarray], config: DataConfig, en
     if owners is None or owners.dtype.kind not in "iuU" or owners.shape != (len(train.records),):
         rule = f"must be an array {config.user}{end} of whole numbers or words, one for each of the {len(train.records)} records"
         raise InvalidInput("data.user", config.user, rule)
-    return replace(train, owners=owner_words(f"array {config.user}{end}", owners))
+    times = None if config.time is None else arrays.get(f"{config.time}{end}")
+    if config.time is not None and (times is None or times.shape != (len(train.records),)):
+        raise InvalidInput("data.time", config.time, f"must be an array {config.time}{end}, one value for each record")
+    return replace(train, owners=owner_words(f"array {config.user}{end}", owners), times=times)
 
 
 def _pair(arrays: dict[str, np.ndarray], file: DataFile) -> tuple[np.ndarray, np.ndarray]:

@@ -8,19 +8,21 @@ from pathlib import PurePath
 from dpfy.core import check, problems
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting, text
-from dpfy.core.unit import EXAMPLE, Unit
+from dpfy.core.unit import EXAMPLE, WINDOWS, Unit, user_unit
 
+OF_USERS = ("user", "most_records", "pick", "user_loss", "draw", "time", "window")
+"""Fields about whose records are: of kinds that can say it."""
 FIELDS_OF_KIND: dict[str, tuple[str, ...]] = {
     "embedded": (),
     "digits": ("test_fraction",),
-    "mnist": ("dir",),
+    "mnist": ("dir", *OF_USERS),
     "fashion-mnist": ("dir",),
     "adult": ("dir", "test_fraction"),
     "shakespeare": ("dir", "length", "test_fraction"),
     "idx": ("path", "labels_path", "test_path", "test_labels_path", "classes", "test_fraction"),
-    "npz": ("path", "test_path", "classes", "range", "test_fraction", "user", "most_records"),
-    "csv": ("path", "test_path", "schema", "test_fraction", "user", "most_records"),
-    "parquet": ("path", "test_path", "schema", "test_fraction", "user", "most_records"),
+    "npz": ("path", "test_path", "classes", "range", "test_fraction", *OF_USERS),
+    "csv": ("path", "test_path", "schema", "test_fraction", *OF_USERS),
+    "parquet": ("path", "test_path", "schema", "test_fraction", *OF_USERS),
     "text": ("path", "test_path", "length", "test_fraction"),
 }
 """Which fields each kind of source reads. A field set for a kind that ignores it is an error: nothing is swallowed."""
@@ -30,6 +32,12 @@ OF_EVERY_KIND = ("kind", "test")
 KNOWN = ("embedded", "digits", "mnist", "fashion-mnist", "adult", "shakespeare")
 """Public data sets: what is measured on their held-out part may be published unless the user says otherwise."""
 TESTS = ("public", "billed", "withheld")
+RANDOM, FIRST = PICKS = ("random", "first")
+"""Which records of a user with more than may be used: others at every participation, or always the first."""
+SUM, MEAN = USER_LOSSES = ("sum", "mean")
+"""The loss of a user: the sum over the records taken, or their mean, so that every user weighs the same."""
+USER, RECORD = DRAWS = ("user", "record")
+"""What is drawn and clipped: users whole, or single records."""
 MOST_RECORDS = 1 << 20
 """Of one user: as many places are held in memory for every user."""
 REQUIRED = {"idx": ("path", "labels_path", "classes"), "npz": ("path", "classes"), "csv": ("path", "schema"),
@@ -67,13 +75,25 @@ class DataConfig:
         "What held-out records are: public (figures published as measured), billed (private: noisy counts, paid for) or withheld.",
         "public for public data sets, withheld for a file of your own",
     )
-    user: str | None = setting(None, "Column (npz: array) that says whose a record is: users are then the unit of privacy.")
-    most_records: int | None = setting(None, "Most records of one user that are read; of more, the first.")
+    user: str | None = setting(
+        None, "Column (npz: array; mnist: writer) that says whose a record is: users are then the unit of privacy."
+    )
+    most_records: int | None = setting(None, "Most records of one user that are used: in a batch, or with draw = record at all.")
+    pick: str = setting(RANDOM, "Which, of a user who has more: random (others in every batch) or first (always the first).")
+    user_loss: str = setting(SUM, "Loss of a user: sum or mean over the records used.")
+    draw: str = setting(
+        USER,
+        "What is drawn and clipped: user (all of a user's as one), or record (one by one, billed for most_records of them together).",
+    )
+    time: str | None = setting(None, "Column (npz: array) that says when a record was made: seconds since 1970, or an ISO date.")
+    window: str | None = setting(
+        None, f"Protects what a user contributed within one {', '.join(WINDOWS)}.", "all that a user did"
+    )
 
     @property
     def unit(self) -> Unit:
         """Whose data is protected as a whole."""
-        return EXAMPLE if self.most_records is None else Unit("user", self.most_records)
+        return EXAMPLE if self.most_records is None else user_unit(self.most_records, self.window)
 
     @property
     def test_use(self) -> str:
@@ -96,16 +116,34 @@ class DataConfig:
         if (self.user is None) != (self.most_records is None):
             missing = "most_records" if self.most_records is None else "user"
             raise InvalidInput(f"data.{missing}", None, "must be given with the other of data.user and data.most_records")
+        self._check_users()
         if self.user is not None and self.test == "billed":
             raise InvalidInput("data.test", self.test, "bills one record of a person; with data.user say public or withheld")
         self._check_fields_fit_the_kind()
+
+    def _check_users(self) -> None:
+        check.one_of("data.pick", self.pick, PICKS)
+        check.one_of("data.user_loss", self.user_loss, USER_LOSSES)
+        check.one_of("data.draw", self.draw, DRAWS)
+        if self.window is not None:
+            check.one_of("data.window", self.window, WINDOWS)
+        if (self.time is None) != (self.window is None):
+            missing = "window" if self.window is None else "time"
+            raise InvalidInput(f"data.{missing}", None, "must be given with the other of data.time and data.window")
+        if self.user is None:
+            for name in OF_USERS[2:]:
+                if getattr(self, name) != self.__dataclass_fields__[name].default:
+                    raise InvalidInput(f"data.{name}", getattr(self, name), "goes with data.user")
+        if self.kind == "mnist" and self.user not in (None, "writer"):
+            raise InvalidInput("data.user", self.user, "must be writer: whose hand an image is in")
 
     def _check_strings(self) -> None:
         for name in ("dir", "path", "labels_path", "test_path", "test_labels_path", "schema"):
             if getattr(self, name) is not None:
                 text(f"data.{name}", getattr(self, name), "must be a path as text")
-        if self.user is not None:
-            text("data.user", self.user, "must be the name of a column")
+        for name in ("user", "time"):
+            if getattr(self, name) is not None:
+                text(f"data.{name}", getattr(self, name), "must be the name of a column")
 
     def _check_fields_fit_the_kind(self) -> None:
         rule = f"must be given for kind {self.kind!r}: it is never guessed from the data" + HINTS.get(self.kind, "")

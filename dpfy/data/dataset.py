@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
 from dpfy.data.config import DataConfig
+from dpfy.data.owners import Owned
 from dpfy.data.records import Records, require_finite, require_labels
 from dpfy.data.split import split_fraction
 from dpfy.data.users import by_owner
@@ -21,7 +22,7 @@ class DataSource:
 
     features: the shape of one record. classes: the declared number of classes. description: public words, no path.
     clamped: how many values lay outside their public range or categories. It is a fact about the data, so it is left out of
-    `repr` and must not be logged unless it is billed.
+    `repr` and must not be logged unless it is billed. owned: the training records with their owners, where users are the unit.
 
     Guarantees: features are finite and labels lie in the declared classes, in both parts.
     """
@@ -32,15 +33,22 @@ class DataSource:
     classes: int | None
     clamped: int = field(repr=False)
     description: str
+    owned: Owned | None = field(default=None, repr=False)
+
+    @property
+    def units(self) -> int:
+        """How many rows there are to draw from: records, or users."""
+        return len(self.train) if self.owned is None else len(self.owned.grouped(self.train))
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One file as tensors, with the count of values that had to be clamped and, where it was asked for, whose each record is."""
+    """One file as tensors, with the count of values that had to be clamped and, where it was asked for, whose each record is and when."""
 
     records: Records
     clamped: int = 0
     owners: np.ndarray | None = field(default=None, repr=False)
+    times: object = field(default=None, repr=False)
 
 
 def labelled(features: Tensor, labels: Tensor, classes: int, name: str) -> Records:
@@ -51,16 +59,12 @@ def labelled(features: Tensor, labels: Tensor, classes: int, name: str) -> Recor
     return records
 
 
-def _users(train: Encoded, config: DataConfig, split: bool) -> tuple[Records, Records | None]:
-    """The records, by user where the configuration says so; and those of users that are held out, if any are to be."""
-    if config.most_records is None or train.owners is None:
-        return train.records, None
-    return by_owner(train.records, train.owners, config.most_records, config.test_fraction if split else None)
-
-
 def assemble(train: Encoded, test: Encoded | None, config: DataConfig, classes: int, what: str) -> DataSource:
     """A DataSource from one file (split by the public permutation) or from two. With owners, users are trained on and held out whole."""
-    train_records, apart = _users(train, config, test is None)
+    train_records, apart, owned = train.records, None, None
+    if config.most_records is not None and train.owners is not None:
+        fraction = config.test_fraction if test is None else None
+        train_records, apart, owned = by_owner(train.records, train.owners, train.times, config, fraction)
     if test is None:
         train_records, test_records = (train_records, apart) if apart else split_fraction(train_records, config.test_fraction)
         parts = f"{len(test_records)} held out by a fixed public permutation"
@@ -72,4 +76,5 @@ def assemble(train: Encoded, test: Encoded | None, config: DataConfig, classes: 
         seen = tuple(test_records.tensors[0].shape[1:])
         raise InvalidInput("held-out records", f"shape {seen}", f"must have the shape of the training records, {shape}")
     clamped = train.clamped + (test.clamped if test is not None else 0)
-    return DataSource(train_records, test_records, shape, classes, clamped, f"{what}: {len(train_records)} to train, {parts}")
+    words = f"{what}: {len(train_records)} to train, {parts}"
+    return DataSource(train_records, test_records, shape, classes, clamped, words, owned)

@@ -157,7 +157,7 @@ def open_places(drafted: Iterable[Column]) -> int:
 
 def job(kind: str, path: str, schema_path: str, name: str, user: str | None) -> str:
     """A job for the table, with the number of its records (and of those of one user) left open."""
-    owner = [f"user = {toml(user)}", f"most_records = {toml(OPEN)}  # of one user: of more, the first are read"] if user else []
+    owner = [f"user = {toml(user)}", f"most_records = {toml(OPEN)}  # of one user: of more, others each time"] if user else []
     units = "users" if user else "records"
     lines = [
         f"# dpfy train {_key(name)}.job.toml --out runs/{_key(name)}        (every key: dpfy train --show-config)",

@@ -22,8 +22,10 @@ from torch.utils.data import (
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.lazy import PREFETCH, LazyRecords, Source
 from dpfy.data.mapped import MappedArrays
+from dpfy.data.owners import Owned
 from dpfy.data.reader import Collate
 from dpfy.data.records import Records, as_records
+from dpfy.data.split import Drawn
 
 BY_NUMBER = (
     "every plan draws records by number, those in a fixed order too (blt, dpftrl, bandmf with sampling='fixed-order'): give a map-style "
@@ -77,6 +79,9 @@ def admitted(train: object) -> object:
 
     Guarantees: reads nothing.
     """
+    if isinstance(train, Owned):
+        admitted(train.fields)
+        return train
     if isinstance(train, Mapping) and _package(train) != "datasets":  # also what a tokenizer gives
         train = dict(train)
     found = _lazy(train)
@@ -86,14 +91,18 @@ def admitted(train: object) -> object:
 def as_source(train: object) -> Source:
     """Records from what the user holds: what is in memory as :func:`as_records` takes it, all else lazily.
 
-    Guarantees: of what is lazy nothing is read here.
+    Guarantees: of what is lazy nothing is read here, but whose each record is where it has an owner.
     """
     found = admitted(train)
+    if isinstance(found, Owned):
+        return found.grouped(as_source(found.fields))
     return found if isinstance(found, LazyRecords) else as_records(found)
 
 
 def rows_of(train: object) -> int | None:
     """How many records `train` says it holds, without reading one; None where only reading tells."""
+    if isinstance(train, Drawn):
+        return train.expected
     if is_rows(train):
         return len(train)  # type: ignore[arg-type]
     if isinstance(train, tuple | list | Mapping):

@@ -1,13 +1,17 @@
-"""Train and test from one file, by a permutation that is fixed and public."""
+"""Train and test from one file, by a permutation that is fixed and public; and parts of records by secret coins."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sized
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.count import held_out
 from dpfy.data.records import Records
 
@@ -29,6 +33,30 @@ def split(records: Records, held_out: int) -> tuple[Records, Records]:
     order = permutation(count)
     test, train = order[:held_out].sort().values, order[held_out:].sort().values
     return Records(records.take(train)), Records(records.take(test))
+
+
+@dataclass(frozen=True)
+class Drawn(Records):
+    """Records that coins of their own have kept. `expected` is the public number that plans are made for; the real one is secret."""
+
+    expected: int = 0
+
+
+def stated(records: Sized) -> int:
+    """How many records a plan must have been made for: those that are there, or were expected of coins."""
+    return records.expected if isinstance(records, Drawn) else len(records)
+
+
+def kept(records: Records, coins: NDArray[np.bool_], expected: int) -> Drawn:
+    """The records whose coin shows heads, in their order; `expected` of them on average."""
+    if type(records) not in (Records, Drawn) or len(coins) != len(records):
+        raise Unsupported(
+            "a part of records that are grouped by their owners", "keep other people's records in a file of their own"
+        )
+    rows = torch.from_numpy(np.flatnonzero(coins))
+    if not len(rows):
+        raise InvalidInput("records", "none was drawn", "too few for a sample: take a larger part of them")
+    return Drawn(tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in records.tensors), records.structure, expected)
 
 
 def split_fraction(records: Records, fraction: float) -> tuple[Records, Records]:

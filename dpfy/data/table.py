@@ -16,8 +16,8 @@ from dpfy.data.cells import read_csv, read_parquet
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
 from dpfy.data.files import DataFile, DataFolder
+from dpfy.data.owners import owner_words
 from dpfy.data.schema import OTHER, Category, Label, Number, Schema
-from dpfy.data.users import owner_words
 
 Cells = Sequence[object]
 
@@ -31,10 +31,13 @@ def from_config(config: DataConfig) -> DataSource:
     def part(path: str, owned: bool) -> Encoded:
         file = DataFile.given(path)
         columns: dict[str, Any] = dict(read_csv(file) if config.kind == "csv" else read_parquet(file))
-        owners = _owners(columns, schema, config.user, file.name) if owned else None
-        if config.user not in schema.names:
-            columns.pop(str(config.user), None)
-        return replace(encode(columns, schema, file.name), owners=owners)
+        owners = (
+            owner_words(f"{file.name}: column {config.user}", _named(columns, schema, config, "user", file)) if owned else None
+        )
+        times = _named(columns, schema, config, "time", file) if owned and config.time is not None else None
+        for name in {config.user, config.time} - schema.names:
+            columns.pop(str(name), None)
+        return replace(encode(columns, schema, file.name), owners=owners, times=times)
 
     test = None if config.test_path is None else part(config.test_path, False)
     return assemble(
@@ -86,13 +89,15 @@ def encode_features(columns: dict[str, Any], schema: Schema, name: str) -> tuple
     return torch.from_numpy(np.concatenate(blocks, axis=1)), clamped
 
 
-def _owners(columns: dict[str, Any], schema: Schema, user: str | None, name: str) -> np.ndarray:
-    """Whose each record is, by the column `user`, which is no feature."""
-    if user not in columns:
-        raise InvalidInput("data.user", user, f"must be a column of {name}")
-    if user in schema.names - schema.ignored:
-        raise InvalidInput("data.user", user, "is a feature or the label in the schema; leave it out there, or set ignore = true")
-    return owner_words(f"{name}: column {user}", columns[user])
+def _named(columns: dict[str, Any], schema: Schema, config: DataConfig, field: str, file: DataFile) -> list[Any]:
+    """The column that the configuration names in `field`, which is no feature."""
+    name = getattr(config, field)
+    if name not in columns:
+        raise InvalidInput(f"data.{field}", name, f"must be a column of {file.name}")
+    if name in schema.names - schema.ignored:
+        rule = "is a feature or the label in the schema; leave it out there, or set ignore = true"
+        raise InvalidInput(f"data.{field}", name, rule)
+    return list(columns[name])
 
 
 def _check_columns(columns: dict[str, Any], schema: Schema, name: str, needed: frozenset[str]) -> None:

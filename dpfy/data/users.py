@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +13,9 @@ from torch import Tensor
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Unit
+from dpfy.data.config import FIRST, RECORD, SUM, USER, DataConfig
+from dpfy.data.lazy import LazyRecords
+from dpfy.data.owners import Owned, Users
 from dpfy.data.records import Records, as_records
 
 MOST_PLACES = 1 << 28
@@ -51,32 +53,46 @@ class UserRecords(Records):
         return Unit("user", self.rows_each)
 
 
-def owner_words(name: str, owners: Sequence[object] | np.ndarray) -> np.ndarray:
-    """Whose each record is, as words; a record without an owner is refused."""
-    words = np.array([str(owner).strip() if owner is not None else "" for owner in owners])
-    if (empty := np.flatnonzero(words == "")).size:
-        raise InvalidInput(f"{name}, record {int(empty[0]) + 1}", "no value", "every record must have an owner")
-    return words
+def by_owner(
+    records: Records, owners: np.ndarray, times: object, config: DataConfig, fraction: float | None
+) -> tuple[Records, Records | None, Owned | None]:
+    """(records to train on, those of users held out, the former with their owners): about `fraction` of the users, by their own names.
 
-
-def by_owner(records: Records, owners: np.ndarray, most: int, fraction: float | None) -> tuple[UserRecords, Records | None]:
-    """(users to train on, records of users held out): a share of about `fraction` of the users, by a hash of each one's own name.
+    Where a user's records are always the same ones, those to train on are one row per user, and need no owners any more.
 
     Guarantees: whether a user is held out, and which records are kept, depends on that user alone.
     """
+    assert config.most_records is not None
     names, which = np.unique(owners, return_inverse=True)
-    if len(names) * most * sum(math.prod(field.shape[1:]) for field in records.tensors) > MOST_PLACES:
-        raise InvalidInput(
-            "data.most_records", most, f"asks for more than {MOST_PLACES} numbers to be held, with a place for each record"
-        )
-    users = by_user(records, which.astype(np.int64), most)
-    if fraction is None:
-        return users, None
-    apart = torch.tensor([_place(str(name)) < fraction for name in names])
-    if bool(apart.all()) or not bool(apart.any()):
+    apart = np.zeros(len(names), bool) if fraction is None else np.array([_place(str(name)) < fraction for name in names])
+    if fraction is not None and (apart.all() or not apart.any()):
         raise InvalidInput("data.test_fraction", fraction, "must leave users on both sides; give a test file instead")
-    kept, held = (replace(users, tensors=users.take(part.nonzero().flatten())) for part in (~apart, apart))
-    return kept, held.alone()
+    fixed = config.pick == FIRST and config.draw == USER and config.window is None and config.user_loss == SUM
+    places = len(names) * config.most_records * sum(math.prod(field.shape[1:]) for field in records.tensors)
+    if fixed and places > MOST_PLACES:
+        rule = f"asks for more than {MOST_PLACES} numbers to be held, with a place for each record (not with data.pick = random)"
+        raise InvalidInput("data.most_records", config.most_records, rule)
+    held = _part(records, apart[which], owners, config.most_records)
+    kept = np.flatnonzero(~apart[which])
+    own = Records(records.take(torch.from_numpy(kept))) if held is not None else records
+    if fixed:
+        return _rows(own, owners[kept], config.most_records), held, None
+    when = None if times is None else [times[k] for k in kept]  # type: ignore[index]
+    users = Users(owners[kept], config.pick, config.user_loss, when, config.window)
+    return own, held, Owned(own, users, config.most_records, config.draw == RECORD)
+
+
+def _rows(records: Records, owners: np.ndarray, most: int) -> UserRecords:
+    """One row for each user, of the first `most` of their records."""
+    users = by_user(records, np.unique(owners, return_inverse=True)[1].astype(np.int64), most)
+    assert isinstance(users, UserRecords)
+    return users
+
+
+def _part(records: Records, held: np.ndarray, owners: np.ndarray, most: int) -> Records | None:
+    """The records of users held out, one by one, of each at most `most`."""
+    rows = np.flatnonzero(held)
+    return _rows(Records(records.take(torch.from_numpy(rows))), owners[rows], most).alone() if len(rows) else None
 
 
 def _place(name: str) -> float:
@@ -85,14 +101,18 @@ def _place(name: str) -> float:
     return int.from_bytes(digest, "big") / 2**56
 
 
-def by_user(records: object, users: Tensor | np.ndarray, most: int) -> UserRecords:
+def by_user(records: object, users: Tensor | np.ndarray | Users, most: int) -> UserRecords | Owned:
     """Group `records` (anything that training takes) by `users`, one whole number for each record; ids need not be consecutive.
 
-    Of a user with more than `most` records the first ones are kept. Users are in the order of their ids.
+    Of a user with more than `most` records the first ones are kept. Users are in the order of their ids. With :class:`dpfy.Users` nothing
+    is read before training opens the data, and the records of a user are taken as it says; so is data that is not in memory.
 
     Guarantees: which records of a user are kept depends on that user alone; nothing is learnt from the data but who owns what.
     """
-    whole, most = as_records(records), check.integer("most", most)
+    most = check.integer("most", most)
+    if isinstance(users, Users) or isinstance(records, LazyRecords):
+        return Owned(records, users if isinstance(users, Users) else Users(users, FIRST), most)
+    whole = as_records(records)
     owner = torch.as_tensor(users)
     if owner.dim() != 1 or owner.is_floating_point() or owner.dtype == torch.bool:
         raise InvalidInput("users", f"{owner.dtype} of shape {list(owner.shape)}", "must be one whole number for each record")

@@ -18,8 +18,9 @@ from dpfy.core.claim import NEARLY, NO, STATED, YES, Assumption, Claim, Gaussian
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.unit import Adjacency, Unit
+from dpfy.noise.shares import Shares
 from dpfy.plan import pairs
-from dpfy.plan.recipe import EXACT, FLOAT, Plan
+from dpfy.plan.recipe import EXACT, FLOAT, RECORD, Plan
 
 MOST_WORDS = 200
 PUBLIC, NOTHING = "declared public", "nothing by the caller"
@@ -33,6 +34,12 @@ EX_POST = (
     "The guarantee is stated after the fact (ex post): the chance that a loss exceeds the epsilon stated where the run ended is counted in "
     "delta, over all points at which it could have ended. Before the run, the epsilon of all of its steps holds."
 )
+GROUPED = (
+    " Records are drawn one by one, and all of a unit are hidden together: a step moves by as many clip norms as records of it were drawn, "
+    "a mixture of Gaussians (Charles et al. 2024; Chua et al. 2024)."
+)
+SIMULATED = "simulated"
+"""How the words on a secure aggregation begin that was none."""
 RELEASED = "every noisy step, and so every intermediate model and average; not the last model alone"
 
 
@@ -72,7 +79,6 @@ class Training(Claim):
     kind: ClassVar[str] = "training"
     name: ClassVar[str] = "training"
     purpose: ClassVar[str] = "training"
-    trust: ClassVar[str] = "central"
     boundary: ClassVar[str] = "B4"
     artefacts: ClassVar[tuple[str, ...]] = ("plan.json", "config.toml", "schema.toml", "metrics.jsonl", "model.safetensors")
 
@@ -116,25 +122,74 @@ class Training(Claim):
         points = len(stopping.points)
         return (f"the run could end at {points} points fixed in advance, and what ended it was seen in released values alone",)
 
+    def check_group(self, size: int) -> None:
+        """See `Recipe.check_group`."""
+        self.plan.recipe.check_group(size)
+
     def files(self) -> Mapping[str, bytes]:
         """The plan, to be read without the ledger."""
         return {"plan.json": (json.dumps(self.plan.to_json(), indent=1, sort_keys=True) + "\n").encode()}
 
     def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
         """Every assumption of the accounting, what was done, and whether it holds."""
-        clip = self.plan.recipe.clip.bound.l2
         return [
             self._sampling(),
-            Assumption(
-                "contribution",
-                f"one unit adds at most the clip norm {clip:g} to a step",
-                "every unit's gradient was clipped",
-                YES,
-            ),
+            self._contribution(),
             self._arithmetic(),
             self._end(),
+            *self._shared(facts),
             *_of_the_caller(facts),
         ]
+
+    @property
+    def trust(self) -> str:
+        """Distributed where clients add the noise."""
+        return "central" if self._shares is None else "distributed"
+
+    @property
+    def trusted(self) -> str:
+        """Who must be trusted, in one sentence."""
+        if self._shares is None:
+            return super().trusted
+        return (
+            f"The secure aggregation must show nothing but the sum of a round, and at least {self._shares.least} honest clients of every "
+            "round must add their share of the noise and keep it to themselves; the server is trusted with neither updates nor noise."
+        )
+
+    @property
+    def _shares(self) -> Shares | None:
+        strategy = self.plan.recipe.strategy
+        return strategy if isinstance(strategy, Shares) else None
+
+    def _shared(self, facts: Mapping[str, Any]) -> list[Assumption]:
+        """What is assumed of clients and their protocol where the noise is theirs."""
+        if self._shares is None:
+            return []
+        least, done = self._shares.least, facts.get("aggregation", SIMULATED)
+        return [
+            Assumption(
+                "secure aggregation",
+                "nobody sees anything of a round but the sum over all clients in it",
+                done,
+                NO if done.startswith(SIMULATED) else STATED,
+            ),
+            Assumption(
+                "honest clients", f"at least {least} clients of every round added their share and told nobody",
+                f"a round with fewer than {least} answers was refused, and nothing of it was released", STATED,
+            ),
+        ]  # fmt: skip
+
+    def _contribution(self) -> Assumption:
+        recipe = self.plan.recipe
+        clip, unit = recipe.clip.bound.l2, recipe.unit
+        if recipe.draw == RECORD:
+            assumed = (
+                f"one record adds at most the clip norm {clip:g} to a step, and one {unit.name} owns at most {unit.most_records}"
+            )
+            done = f"every record's gradient was clipped; of each {unit.name} at most {unit.most_records} records were kept, chosen once"
+            return Assumption("contribution", assumed, done, YES)
+        assumed = f"one unit adds at most the clip norm {clip:g} to a step"
+        return Assumption("contribution", assumed, "every unit's gradient was clipped", YES)
 
     def _end(self) -> Assumption:
         stopping = self.plan.recipe.stopping
@@ -150,6 +205,9 @@ class Training(Claim):
         )
 
     def _arithmetic(self) -> Assumption:
+        if self._shares is not None:
+            done = "whole numbers of the stated law, drawn exactly, added to whole numbers"
+            return Assumption("arithmetic", "shares of noise are whole numbers, drawn exactly", done, YES)
         exact = self.plan.recipe.noise == EXACT
         return Assumption(
             "arithmetic", "noise is a real number drawn exactly", ADDED[self.plan.recipe.noise], YES if exact else NEARLY
@@ -186,7 +244,7 @@ class Training(Claim):
         """What was done to the data."""
         recipe, plan = self.plan.recipe, self.plan
         encoded = plan.to_json()["recipe"]
-        theorem = pairs.find(recipe.sampler.participation, recipe.strategy).theorem
+        theorem = pairs.find(recipe.sampler.participation, recipe.strategy).theorem + (GROUPED if recipe.draw == RECORD else "")
         return {
             "title": "Training",
             "released": RELEASED,
@@ -204,6 +262,7 @@ class Training(Claim):
                 "sampling_words": recipe.sampler.participation.words,
                 "strategy": encoded["strategy"]["kind"],
                 **({"noise": ADDED[recipe.noise]} if recipe.noise != FLOAT else {}),
+                **({} if self._shares is None else {"noise": self._shares.words(plan.noise_multiplier)}),
                 **({} if recipe.stopping is None else {"stopping": list(recipe.stopping.points)}),
                 "noise_on_average": plan.stddev / recipe.expected_batch,
                 "theorem": theorem,
@@ -264,7 +323,7 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
 @register
 @dataclass(frozen=True)
 class Evaluation(GaussianClaim):
-    """The claim of a billed evaluation: counts of right and wrong answers on private held-out records, with Gaussian noise."""
+    """The claim of a billed evaluation on private held-out records: counts of right and wrong answers, or bounded losses, with noise."""
 
     kind: ClassVar[str] = "evaluation"
     purpose: ClassVar[str] = "evaluation"
@@ -274,7 +333,8 @@ class Evaluation(GaussianClaim):
         """What was measured, and how."""
         return {
             "title": "Evaluation on private records",
-            "words": "Counts of right and wrong answers of the released model, and of each class taken for each class, with noise.",
+            "words": "Counts of right and wrong answers of the released model, and of each class taken for each class, or sums of its "
+            "losses up to a stated bound, with noise.",
             "noise_multiplier": self.noise_multiplier,
         }
 

@@ -18,6 +18,7 @@ from dpfy.noise.blt import Blt
 from dpfy.noise.dense import Dense
 from dpfy.noise.inverse import InverseBanded
 from dpfy.noise.schedule import Schedule
+from dpfy.noise.shares import Shares
 from dpfy.noise.toeplitz import SquareRoot
 from dpfy.noise.tree import Tree
 
@@ -54,6 +55,12 @@ def _gaussian(multiplier: float, pattern: participation.Participation, noise: st
     ):
         raise InvalidInput("steps", steps, f"must be at most {pattern.epochs} epochs of {pattern.steps_per_epoch} steps")
     return events.Gaussian(multiplier)
+
+
+def _shared(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+    """Every round as if the unit were in it: the server knows who is."""
+    assert isinstance(noise, Shares)
+    return events.Repeated(noise.event(multiplier), steps)
 
 
 def _cyclic(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
@@ -107,11 +114,17 @@ FIXED_SIZE = (
     "Each step is a Gaussian mechanism on a uniform subset of a fixed size. Replacing a unit moves the sum by two clip norms if it is "
     "drawn; the pair of that dominates (Zhu, Dong & Wang 2022, proposition 30), and steps compose adaptively."
 )
+SHARED = (
+    "Each round is a sum of whole vectors of bounded length with a share of noise from every honest client: a discrete Gaussian up to a "
+    "stated factor, itself rounded real Gaussian noise (Kairouz, Liu & Steinke 2021), or Skellam noise by its Rényi divergences (Agarwal, "
+    "Kairouz & Liu 2021). Rounds compose adaptively; who takes part is known to the server, and no amplification is claimed."
+)
 PHASES = "The noise multiplier stated is that of the phase with the least noise; all factors were fixed before the run."
 
 PAIRS: dict[tuple[type, type], Pair] = {
     (participation.Poisson, strategy.Identity): Pair(_sampled, SAMPLED),
     (participation.Poisson, Schedule): Pair(_scheduled, SAMPLED + " " + PHASES),
+    (participation.Poisson, Shares): Pair(_shared, SHARED),
     (participation.WithoutReplacement, strategy.Identity): Pair(_sampled, FIXED_SIZE),
     (participation.WithoutReplacement, Schedule): Pair(_scheduled, FIXED_SIZE + " " + PHASES),
     (participation.Poisson, Banded): Pair(_sampled, SAMPLED + " One band only."),

@@ -15,7 +15,7 @@ from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
-from dpfy.core.participation import WithoutReplacement
+from dpfy.core.participation import CyclicPoisson, WithoutReplacement
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
 from dpfy.noise import terms
@@ -24,11 +24,15 @@ from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.plan import pairs
 from dpfy.plan.stopping import Stopping, first_steps, stopping
+from dpfy.sampling.check_in import CheckInSampler
 from dpfy.sampling.sampler import Sampler
 from dpfy.sampling.table import SAMPLERS
 
 FLOAT, EXACT = NOISES = ("float", "exact")
 """How noise is added: in floating point, or so that every released value is where real numbers would put it."""
+
+UNIT, RECORD = DRAWS = ("unit", "record")
+"""What is drawn and clipped: whole units, or single records, of which a unit owns some."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ class Recipe:
     A unit of several records is sampled as one and its contribution bounded as one (:func:`dpfy.by_user`, :func:`dpfy.per_user`);
     training refuses data that is not arranged so. `noise` is one of `NOISES`; "exact" noise has the law that is billed to the last bit
     (:mod:`dpfy.noise.exact`), for the strategies that it knows. `stopping` says where a run may end early, billed for what it released.
+
+    With `draw` "record" single records are sampled and clipped, of which a unit owns at most `unit.most_records`, and the bill is that
+    of so many records together (ELS: Charles et al. 2024; Chua et al. 2024). `records` is then the public number of records, not of
+    units.
     """
 
     records: int
@@ -49,8 +57,9 @@ class Recipe:
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
     noise: str = FLOAT
     stopping: Stopping | None = None
+    draw: str = UNIT
 
-    LATER: ClassVar[tuple[str, ...]] = ("noise", "stopping")
+    LATER: ClassVar[tuple[str, ...]] = ("noise", "stopping", "draw")
 
     def __post_init__(self) -> None:
         check.integer("records", self.records, most=check.RECORDS)
@@ -71,9 +80,29 @@ class Recipe:
             raise InvalidInput("stopping", self.stopping.points, f"must end with the steps of the run ({self.steps})")
         if self.stopping is not None:
             self.event(1.0, self.stopping.points[0])
+        if check.one_of("draw", self.draw, DRAWS) == RECORD:
+            self._check_single()
+
+    def _check_single(self) -> None:
+        """Records drawn one by one: what is known of several together is about adding them, and about a fixed clip norm."""
+        if self.adjacency is Adjacency.REPLACE_ONE:
+            raise Unsupported(
+                "records of a unit drawn one by one under replace-one", "state add-or-remove-one, or draw whole units"
+            )
+        self.check_group(2)
+        if isinstance(self.clip, QuantileClip):
+            raise Unsupported(
+                "adaptive clipping of records of a unit drawn one by one", "use a fixed clip norm, or draw whole units"
+            )
+        self.event(1.0)
 
     def _check_fixed_size(self) -> None:
-        """Batches of a fixed size are a matter of how many records there are: adding or removing one has no proof."""
+        """Batches of a fixed size are a matter of how many records there are: adding or removing one has no proof.
+
+        Nor has it where units come by themselves: who else comes may depend on it.
+        """
+        if isinstance(self.sampler, CheckInSampler) and self.adjacency is not Adjacency.ZERO_OUT:
+            raise Unsupported(f"units that check in by themselves under {self.adjacency.value}", "state zero-out")
         if not isinstance(pattern := self.sampler.participation, WithoutReplacement):
             return
         if pattern.records != self.records:
@@ -84,6 +113,11 @@ class Recipe:
                 "state replace-one, which their accounting is for, or draw Poisson batches",
             )
 
+    def check_group(self, size: int) -> None:
+        """Members of a group may lie in different blocks of a cycle, where correlated noise hides each alone and nobody has a proof."""
+        if size > 1 and isinstance(self.sampler.participation, CyclicPoisson):
+            raise Unsupported("several records or units together, drawn in cycles,", "draw Poisson batches or a fixed order")
+
     @property
     def expected_batch(self) -> float:
         """The divisor of every noisy sum: the mean batch size, never the realised one."""
@@ -93,9 +127,14 @@ class Recipe:
         """What a run with this noise releases; where it may end early, if it `ended` at that point."""
         pattern = self.sampler.participation
         if self.stopping is None:
-            return pairs.event(noise_multiplier, pattern, self.strategy, self.steps)
+            return self.of_unit(pairs.event(noise_multiplier, pattern, self.strategy, self.steps))
         made = self.steps if ended is None else ended
-        return events.Stopped(first_steps(noise_multiplier, pattern, self.strategy, made, self.steps), self.stopping.share)
+        released = first_steps(noise_multiplier, pattern, self.strategy, made, self.steps)
+        return events.Stopped(self.of_unit(released), self.stopping.share)
+
+    def of_unit(self, released: events.Event) -> events.Event:
+        """What is released about what is drawn, as a whole unit sees it."""
+        return of_group(released, self.unit.most_records) if self.draw == RECORD else released
 
     def calibrate(
         self,
@@ -117,6 +156,7 @@ class Recipe:
         check.epsilon("epsilon", epsilon)
         self.check_delta(delta, allow_large_delta)
         self.check_unit()
+        self.check_group(group)
 
         def whole(noise: float) -> events.Event:
             both = self.event(noise) if isinstance(beside, events.Nothing) else events.Composed((self.event(noise), beside))
@@ -211,7 +251,7 @@ class Plan:
         if recipe.stopping is not None:
             event = recipe.event(self.noise_multiplier, recipe.stopping.next(made))
         else:
-            event = pairs.event(self.noise_multiplier, recipe.sampler.participation, recipe.strategy, made)
+            event = recipe.of_unit(pairs.event(self.noise_multiplier, recipe.sampler.participation, recipe.strategy, made))
         return _epsilon(event, self.delta, recipe.adjacency, self.accountant)
 
     def to_json(self) -> dict[str, Any]:
@@ -298,17 +338,19 @@ def dpsgd(
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
     noise: str = FLOAT,
     stopping: int | Sequence[float] | None = None,
+    draw: str = UNIT,
 ) -> Recipe:
     """DP-SGD: random batches, flat clipping, fresh Gaussian noise. Give `epochs` or `steps`, not both.
 
     Works for every optimizer (DP-Adam is this recipe with Adam). `epochs` counts expected passes over the data. "poisson" batches have
     `batch_size` records on average; "without-replacement" ones exactly that many, and hide a record that is replaced (replace-one).
     ``noise="exact"`` gives every released value the bits that real numbers would have given it. With `stopping`, a number of points or a
-    list of them, a run may end early and is billed for what it released (:func:`with_stopping`).
+    list of them, a run may end early and is billed for what it released (:func:`with_stopping`). With ``draw="record"`` records are
+    drawn and clipped one by one, and billed for as many together as a unit owns.
     """
     count = step_count(records, batch_size, epochs, steps)
     sampler = sampler_of(sampling, records, batch_size)
-    recipe = Recipe(records, sampler, count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency), noise)
+    recipe = Recipe(records, sampler, count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency), noise, draw=draw)
     return with_stopping(recipe, stopping)
 
 

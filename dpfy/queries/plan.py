@@ -15,12 +15,14 @@ from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.queries.sources import Columns
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import Share, StatisticClaim
-from dpfy.statistics.columns import Table
+from dpfy.statistics.columns import Number, Table
 from dpfy.statistics.selection import Unknown
 from dpfy.statistics.statistic import Spend, Statistic
 from dpfy.statistics.units import Contribution
 
 DOWN = 1 - 2.0**-40
+CONTRIBUTIONS = "contributions"
+"""The column of a query about users: how many records each has."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Terms:
     `user` names the column that says whose a record is: all records of a user are then protected together, of which at most `most_records`
     are used, in at most `most_groups` groups and at most `most_each` in one. `records` is the public number of records; the
     guarantee is then for replacing one, since adding one would change a number that everybody knows.
+
+    With `contributions` the query is about users instead: each is one row, with one column `contributions`, the number of their records,
+    moved to at most that public bound. ``quantile(contributions, 0.9)`` is how many records nine of ten users own at most.
     """
 
     epsilon: float
@@ -39,6 +44,7 @@ class Terms:
     most_groups: int | None = None
     most_each: int | None = None
     records: int | None = None
+    contributions: int | None = None
 
     def __post_init__(self) -> None:
         check.epsilon("epsilon", self.epsilon)
@@ -48,13 +54,23 @@ class Terms:
         for name, value in limits.items():
             if value is not None and self.user is None:
                 raise InvalidInput(name, value, "needs user, the column that says whose a record is")
-        if self.user is not None and self.most_records is None:
+        if self.contributions is not None:
+            self._check_contributions()
+        elif self.user is not None and self.most_records is None:
             raise InvalidInput("most_records", None, "must be given with user: the most records of one user that are used")
         if self.records is not None:
             check.integer("records", self.records, most=check.RECORDS)
             if self.user is not None:
                 raise InvalidInput("records", self.records, "is for records that are their own unit: leave out user")
         _ = self.contribution
+
+    def _check_contributions(self) -> None:
+        check.integer("contributions", self.contributions, least=2, most=1 << 20)
+        if self.user is None:
+            raise InvalidInput("contributions", self.contributions, "needs user, the column that says whose a record is")
+        for name in ("most_records", "most_groups", "most_each"):
+            if getattr(self, name) is not None:
+                raise InvalidInput(name, getattr(self, name), "is not for a query about users (contributions): each is one row")
 
     @property
     def contribution(self) -> Contribution:
@@ -66,7 +82,7 @@ class Terms:
         """What the claims of all statistics have in common."""
         replaced = self.records is not None
         return {
-            "unit": EXAMPLE if self.user is None else Unit("user", self.most_records or 1),
+            "unit": EXAMPLE if self.user is None else Unit("user", self.contributions or self.most_records or 1),
             "adjacency": Adjacency.REPLACE_ONE if replaced else Adjacency.ADD_OR_REMOVE_ONE,
             "delta": self.delta,
             "accountant": table.DEFAULT if self.delta else "basic",
@@ -99,14 +115,20 @@ def plan(text: str, columns: Columns, terms: Terms) -> Plan:
     query = language.parse(text)
     if terms.user is not None:
         check.one_of("user", terms.user, columns.columns)
-    statistics = tuple(functions.build(query, columns.columns, terms.records))
+    asked = columns if terms.contributions is None else per_user(terms.contributions)
+    statistics = tuple(functions.build(query, asked.columns, terms.records))
     if terms.delta == 0:
         claims = _pure(statistics, terms)
     else:
         both = [_calibrated(statistics, terms, family) for family in ("laplace", "gaussian")]
         claims = min(both, key=lambda made: _error(statistics, made))
-    _rehearse(statistics, claims, columns, terms)
+    _rehearse(statistics, claims, asked, terms)
     return Plan(query, columns, terms, statistics, claims)
+
+
+def per_user(bound: int) -> Columns:
+    """The columns of a table with a row for each user."""
+    return Columns({CONTRIBUTIONS: Number(CONTRIBUTIONS, 0, bound)})
 
 
 def _rehearse(statistics: Sequence[Statistic], claims: Sequence[StatisticClaim], columns: Columns, terms: Terms) -> None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import dpfy
 from dpfy.core import reading
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.queries.plan import Plan, Terms, plan
+from dpfy.queries.plan import CONTRIBUTIONS, Plan, Terms, per_user, plan
 from dpfy.queries.sources import Columns, cells_of
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
@@ -129,8 +131,13 @@ def table_of(data: Any, made: Plan) -> Table:
         raise InvalidInput(
             "records", made.terms.records, "is not the number of records in the data, which must be public to be given"
         )
-    if made.terms.user is not None:
-        table.owners = coded([word(cell) for cell in table.cells(made.terms.user)])
+    if made.terms.user is None:
+        return table
+    owners = coded([word(cell) for cell in table.cells(made.terms.user)])
+    if made.terms.contributions is not None:
+        counts = np.bincount(owners)
+        return Table({CONTRIBUTIONS: counts}, per_user(made.terms.contributions).columns, owners=np.arange(len(counts)))
+    table.owners = owners
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dpfy.sampling.check_in import CheckInSampler
 from dpfy.sampling.fixed_size import WithoutReplacementSampler
 from dpfy.sampling.poisson import PoissonSampler
 from dpfy.sampling.scheduled import (
@@ -20,4 +21,5 @@ SAMPLERS: dict[str, type] = {
     "balls-in-bins": BallsInBinsSampler,
     "cyclic-poisson": CyclicPoissonSampler,
     "separated": SeparatedSampler,
+    "check-in": CheckInSampler,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from dpfy.core.unit import Unit
 from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.data.users import UserRecords
+from dpfy.report.words import up as words_up
 
 SCHEMA = '[columns.a]\nkind = "number"\nrange = [0, 9]\n[columns.c]\nkind = "label"\nclasses = ["x", "y"]\n'
 ROWS = [(f"p{k % 40:02d}", k % 10, "xy"[k // 3 % 2]) for k in range(150)]
@@ -41,7 +43,8 @@ def table(tmp_path):
 
 
 def config(tmp_path, **named):
-    return DataConfig(kind="csv", path=str(tmp_path / "people.csv"), schema=str(tmp_path / "schema.toml"), **named)
+    places = {"path": str(tmp_path / "people.csv"), "schema": str(tmp_path / "schema.toml")}
+    return DataConfig(**({"kind": "csv", "pick": "first"} | places | named))
 
 
 def test_users_are_rows_and_held_out_whole(table, tmp_path):
@@ -89,7 +92,7 @@ def test_arrays_with_owners(tmp_path):
         np.savez(tmp_path / "a.npz", x=x, y=y, who=owners)
         np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4], who_train=owners)
         for name, rows in (("a", None), ("b", 10)):
-            made = DataConfig(kind="npz", path=str(tmp_path / f"{name}.npz"), classes=2, user="who", most_records=2)
+            made = DataConfig(kind="npz", path=str(tmp_path / f"{name}.npz"), classes=2, user="who", most_records=2, pick="first")
             found = source.load(made)
             assert found.train.rows_each == 2
             assert rows is None or (len(found.train), len(found.test)) == (rows, 4)
@@ -146,7 +149,8 @@ def test_a_record_without_an_owner_is_refused(capsys, table, tmp_path):
 
 def test_places_that_no_memory_holds_are_refused_before_they_are_made(capsys, table, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfy.data.users.MOST_PLACES", 100)
-    status, _, err = call(capsys, "train", tmp_path / "job.toml", *WORDS, "--out", tmp_path / "run")
+    fixed = [*WORDS, "--set", "data.pick=first"]
+    status, _, err = call(capsys, "train", tmp_path / "job.toml", *fixed, "--out", tmp_path / "run")
     assert status == 2
     assert "data.most_records: got 3; asks for more than 100 numbers" in err
 
@@ -168,3 +172,44 @@ def test_features_of_images_are_made_record_by_record():
     assert isinstance(made, UserRecords)
     assert torch.equal(made.tensors[0], users.tensors[0].flatten(2))
     assert made.rows_each == 2
+
+
+def test_records_drawn_one_by_one_are_billed_for_all_of_a_user(capsys, table, tmp_path):
+    """ELS: at most k records of a user are kept, and the epsilon is that of k records together."""
+    words = [*WORDS, "--set", "data.draw=record", "--set", "privacy.noise_multiplier=2", "--records", 90]
+    status, out, err = call(capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run", "--json")
+    assert status == 2
+    found = int(re.search(r"there are (\d+) records of users", err).group(1))
+    status, out, err = call(
+        capsys, "train", tmp_path / "job.toml", *words, "--records", found, "--out", tmp_path / "run", "--json"
+    )
+    assert status == 0, err
+    from dpfy.accounting import epsilon, group, patterns
+
+    due = epsilon(group.of_group(patterns.poisson(2.0, 10 / found, 3), 3), 1e-3)
+    assert json.loads(out)["epsilon"] == pytest.approx(due, rel=1e-9)
+    card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert "for one user" in card["statement"]
+    rows = {row["what"]: row for row in card["sections"][0]["assumptions"]}
+    assert "one user owns at most 3" in rows["contribution"]["assumed"]
+    assert "mixture of Gaussians" in card["sections"][0]["theorem"]
+    assert call(capsys, "verify", tmp_path / "run")[0] == 0
+
+
+def test_a_users_day_is_a_unit(capsys, table, tmp_path):
+    rows = [(who, a, c, f"2026-03-{1 + k // 40:02d}") for k, (who, a, c) in enumerate(ROWS)]
+    lines = "\n".join(",".join(map(str, row)) for row in rows)
+    (tmp_path / "people.csv").write_text(f"person,a,c,when\n{lines}\n")
+    words = [*WORDS, "--set", "data.time=when", "--set", "data.window=day"]
+    err = call(capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run")[2]
+    words += ["--records", re.search(r"there are (\d+) user's days", err).group(1)]
+    status, _, err = call(capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run", "--json")
+    assert status == 0, err
+    card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert "for one user's day" in card["statement"]
+    assert card["unit"]["protection"] == "window"
+    rows = card["formal"]["several_windows"]["rows"]
+    assert [row["windows"] for row in rows] == [2, 7, 30]
+    assert card["guarantee"]["epsilon"] < rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"]
+    assert f"2: epsilon {words_up(rows[0]['epsilon'])}" in (tmp_path / "run" / "report.md").read_text()
+    assert call(capsys, "verify", tmp_path / "run")[0] == 0
