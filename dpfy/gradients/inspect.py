@@ -243,9 +243,8 @@ def _route(module: nn.Module, weight: nn.Parameter, positions: int, batch: int) 
         return "product of norms", float(rows + columns), 0
     if isinstance(module, nn.modules.conv._ConvNd):
         elements = positions * (module.in_channels + module.out_channels)
-        size = elements * weight.element_size()
         if (module.groups > 1 and routes.grouped_kept(weight.shape[1], width, elements)) or (
-            weight.is_cuda and weight.dim() < 5 and routes.kept_on_gpu(width, size)
+            weight.is_cuda and weight.dim() < 5 and routes.kept_on_gpu(width, 2 * elements)
         ):
             return "products kept", float(routes.PASS_COST * width) / 4.0, batch * width
     gram, product, kept = float(positions**2 * (rows + columns)), float(positions * width), batch * width <= KEEP_ELEMENTS

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dpfy.core.errors import Unsupported
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise.lattice import Lattice
+from dpfy.noise.part import Part
 from dpfy.noise.series import single, single_up
 from dpfy.noise.strategy import FRESH, Recurrence
 
@@ -59,6 +60,7 @@ def add_(
     recurrence: Recurrence = FRESH,
     past: Tensor | None = None,
     into: Sequence[Tensor] | None = None,
+    part: Part | None = None,
 ) -> None:
     """Add the noise of `recurrence` to all `tensors`, on `lattice`, and divide by `divisor`, in place; the rows of `past` move on.
 
@@ -66,7 +68,8 @@ def add_(
     the shorter way.
 
     `keys`: 32 bytes for the step's own draw, then for each earlier draw that is taken again, the last step's first. The values of a
-    draw are a function of its key and of the sizes of the tensors. `past` holds the rows that the recurrence reads, the tensors side
+    draw are a function of its key and of the sizes of the tensors; with a `part` they are those that these coordinates have in the draw
+    for all of its tensors. `past` holds the rows that the recurrence reads, the tensors side
     by side in each.
 
     Guarantees: those of :func:`dpfy.noise.lattice.lay_`. No two values of a draw use the same word of the keystream, but for the two of a
@@ -84,20 +87,21 @@ def add_(
 
         not_recorded()  # before the proof, which cannot be had there
         r = recurrence
-        kernel_selftest.require(tensors[0].device, bool(r.again), bool(r.weights) and not r.decay, len(r.decay), out[0].dtype)
-    launch(tensors, lattice, keys, divisor, recurrence, past, out)
+        form = bool(r.again), bool(r.weights) and not r.decay, len(r.decay)
+        kernel_selftest.require(tensors[0].device, *form, out[0].dtype, part is not None)
+    launch(tensors, lattice, keys, divisor, recurrence, past, out, part)
     if into is not None and out is tensors:
         torch._foreach_copy_(list(into), list(tensors))
 
 
-def draw_(tensors: Sequence[Tensor], key: bytes) -> None:
-    """Overwrite `tensors` with the draw of `key`: standard Gaussian noise by itself, on no lattice. Never for sums."""
+def draw_(tensors: Sequence[Tensor], key: bytes, part: Part | None = None) -> None:
+    """Overwrite `tensors` with the draw of `key`, or a `part` of it: standard Gaussian noise by itself, on no lattice. Never for sums."""
     if tensors and tensors[0].is_cuda:
         from dpfy.noise import kernel_selftest
 
         not_recorded()
-        kernel_selftest.require_draw(tensors[0].device)
-    launch(tensors, None, [key], 1.0, FRESH, None, tensors)
+        kernel_selftest.require_draw(tensors[0].device, part is not None)
+    launch(tensors, None, [key], 1.0, FRESH, None, tensors, part)
 
 
 def launch(
@@ -108,6 +112,7 @@ def launch(
     recurrence: Recurrence,
     past: Tensor | None,
     out: Sequence[Tensor],
+    part: Part | None = None,
 ) -> None:
     """What :func:`add_` does, without asking for proof; without a lattice, the noise alone. Results go to `out`, which may be `tensors`."""
     addresses, sizes = tuple([t.data_ptr() for t in tensors]), tuple([t.numel() for t in tensors])
@@ -118,16 +123,16 @@ def launch(
     away = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if away else nullcontext():
         queue = queue_of(device) if device.type == "cuda" else 0
-        at = places(addresses, ends, sizes, device, queue)
+        at = places(addresses, ends, sizes, device, queue, part)
         weights = _weights(r.again, r.weights, r.decay, device, queue)
         again = sent(torch.tensor([word for key in keys[1:] for word in key_words(key)]), device) if r.again else at.table
         rows = at.table if past is None else past
         on = lattice or Lattice(1.0, 1.0, 0.0)
         _add[(at.tiles * (LANES // WIDTH),)](
-            at.table, at.owners, *key_words(keys[0]), single_up(1 / single(r.first)), single_up(on.noise * r.gain),
+            at.table, at.owners, at.before, *key_words(keys[0]), single_up(1 / single(r.first)), single_up(on.noise * r.gain),
             1 / on.step, on.phase, on.step, divisor,
             again, len(r.again), weights, rows, at.length, len(r.weights), r.keep, LATTICE=lattice is not None,
-            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)), OUT=KINDS[out[0].dtype],
+            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)), OUT=KINDS[out[0].dtype], PLACED=part is not None,
             AGAIN=bool(r.again), RING=bool(r.weights) and not r.decay, BUFFERS=len(r.decay), num_warps=WIDTH // 32,
         )  # fmt: skip
 
@@ -150,30 +155,50 @@ def _pieces(buffers: int) -> int:
 
 class _Places(NamedTuple):
     """Where the tensors lie: (address, first tile, size, place in a row of the past, address of the result) of each, and whose each
-    tile is, on the device."""
+    tile is, on the device. Of parts: by how many blocks of the keystream each is behind, and values of its first tile it does not hold."""
 
     table: Tensor
     owners: Tensor
+    before: Tensor
     tiles: int
     length: int
 
 
 @lru_cache(maxsize=64)
 def places(
-    addresses: tuple[int, ...], ends: tuple[int, ...], sizes: tuple[int, ...], device: torch.device, queue: int
+    addresses: tuple[int, ...],
+    ends: tuple[int, ...],
+    sizes: tuple[int, ...],
+    device: torch.device,
+    queue: int,
+    part: Part | None = None,
 ) -> _Places:
     """Kept, because addresses repeat from step to step in training: then nothing is sent. A table belongs to the queue it was sent on."""
-    firsts, offsets = accumulate((-(-size // TILE) for size in sizes), initial=0), accumulate(sizes, initial=0)
+    skipped = (0,) * len(sizes) if part is None else tuple([first % TILE for first, _ in _pieces_of(part, sizes)])
+    tiles = tuple([-(-(skip + size) // TILE) if size else 0 for skip, size in zip(skipped, sizes, strict=True)])
+    firsts, offsets = list(accumulate(tiles, initial=0)), accumulate(sizes, initial=0)
     rows = zip(addresses, firsts, sizes, offsets, ends, strict=False)
     table = sent(torch.tensor([number for row in rows for number in row]), device)
-    owners = _owners(sizes, device, queue)
-    return _Places(table, owners, len(owners), sum(sizes))
+    owners = before = _owners(tiles, device, queue)
+    if part is not None:
+        whole = accumulate((-(-size // TILE) for size in part.sizes), initial=0)
+        tile = [start + first // TILE for start, (first, _) in zip(whole, _pieces_of(part, sizes), strict=False)]
+        shifts = [((t - f) * LANES, skip) for t, f, skip in zip(tile, firsts, skipped, strict=False)]
+        before = sent(torch.tensor([number for shift in shifts for number in shift]), device)
+    return _Places(table, owners, before, len(owners), sum(sizes))
+
+
+def _pieces_of(part: Part, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Where each tensor's coordinates lie in the tensor that they are a part of."""
+    pieces = part.pieces
+    if pieces is None or tuple([last - first for first, last in pieces]) != sizes:
+        raise InvalidInput("part", part.runs[:3], f"must hold, of each tensor, one piece of the size that is given ({sizes[:3]})")
+    return pieces
 
 
 @lru_cache(maxsize=16)
-def _owners(sizes: tuple[int, ...], device: torch.device, queue: int) -> Tensor:
-    tiles = torch.tensor([-(-size // TILE) for size in sizes])
-    return sent(torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), tiles), device)
+def _owners(tiles: tuple[int, ...], device: torch.device, queue: int) -> Tensor:
+    return sent(torch.repeat_interleave(torch.arange(len(tiles), dtype=torch.int32), torch.tensor(tiles)), device)
 
 
 @lru_cache(maxsize=1024)
@@ -328,16 +353,25 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "draws", "stride", "rows", "keep"])
     def _add(
-        table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, inverse, phase, step, divisor,
+        table, owners, before, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, inverse, phase, step, divisor,
         again, draws, weights, past, stride: tl.int64, rows, keep, LATTICE: tl.constexpr,
         LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
-        PIECES: tl.constexpr, OUT: tl.constexpr, AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
+        PIECES: tl.constexpr, OUT: tl.constexpr, PLACED: tl.constexpr, AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
     ):  # fmt: skip
         """WIDTH lanes of one tile of one tensor.
 
-        `weights`: of the draws taken again, of the rows of the past, then how much of themselves buffers keep.
+        `weights`: of the draws taken again, of the rows of the past, then how much of themselves buffers keep. `before`: where PLACED,
+        of each tensor, how much further on in the keystream it is, and how many values of its first tile are not its own.
         """
-        _, block, start, left, target, out, behind = tile_of(table, owners, LANES, WIDTH, OUT)
+        part, block, start, left, target, out, behind = tile_of(table, owners, LANES, WIDTH, OUT)
+        if PLACED:
+            mine = before + 2 * tl.load(owners + part // (LANES // WIDTH))
+            block += tl.load(mine)
+            skipped = tl.load(mine + 1)
+            start -= skipped
+            left += skipped
+            target -= skipped
+            out -= skipped
         past += tl.load(behind) + start
         z = _draw(k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, ROUNDS)
         if AGAIN:
@@ -355,13 +389,19 @@ if triton is not None:
         for k in tl.static_range(PIECES):
             y = own * tl.reshape(pieces[k], (WIDTH, 16 // PIECES))
             place = (block % LANES).to(tl.int32)[:, None] + (PIECES * tl.arange(0, 16 // PIECES) + k)[None, :] * LANES
-            if left >= 16 * LANES:  # apart, because so many masks are more than there are registers for them
+            whole = left >= 16 * LANES
+            if PLACED:
+                whole = whole & (start >= 0)
+            if whole:  # apart, because so many masks are more than there are registers for them
                 _finish(
                     y, target + place, out + place, scale, inverse, phase, step, divisor, weights, past + place, stride,
                     rows, keep, None, RING, BUFFERS, LATTICE, False,
                 )  # fmt: skip
             else:
-                inside = place < left.to(tl.int32)
+                if PLACED:  # what is left may be far more than a tile, which then begins before the tensor
+                    inside = (place < tl.minimum(left, 16 * LANES).to(tl.int32)) & (place >= tl.maximum(-start, 0).to(tl.int32))
+                else:
+                    inside = place < left.to(tl.int32)
                 _finish(
                     y, target + place, out + place, scale, inverse, phase, step, divisor, weights, past + place, stride,
                     rows, keep, inside, RING, BUFFERS, LATTICE, True,

@@ -7,6 +7,7 @@ from dpfy.noise.blt import Blt
 from dpfy.noise.dense import Dense
 from dpfy.noise.inverse import InverseBanded
 from dpfy.noise.schedule import Schedule
+from dpfy.noise.shares import Shares
 from dpfy.noise.strategy import Identity
 from dpfy.noise.toeplitz import SquareRoot
 from dpfy.noise.tree import Tree
@@ -14,6 +15,7 @@ from dpfy.noise.tree import Tree
 STRATEGIES: dict[str, type] = {
     "identity": Identity,
     "schedule": Schedule,
+    "shares": Shares,
     "banded": Banded,
     "normalised-banded": NormalisedBanded,
     "inverse-banded": InverseBanded,

@@ -38,7 +38,7 @@ def draw(
 ) -> dict[str, Tensor]:
     """Independent N(0, 1) values in the shapes and on the device of `like`, for one step of one stream.
 
-    On a CPU a `part` says which coordinates of a larger draw these are, and they get its values; elsewhere it has a stream of its own.
+    A `part` says which coordinates of a larger draw these are, and they get its values; where that cannot be, its stream is its own.
 
     Guarantees: each step and stream has its own key; inside a step the parameters take consecutive, disjoint parts of one sequence,
     so no two values of a run are ever the same draw. Values are float64 if any parameter is, else float32. In float32 a pair of
@@ -54,21 +54,35 @@ def draw(
     else:
         flat = torch.zeros(total, device=device, dtype=dtype)
     parts = flat.split([t.numel() for t in like.values()]) if like else ()
-    if device.type != "cpu" and not _drawn_by_counter(parts, randomness.key(stream, step, 32)):
-        generator = _generator(device, randomness, stream, step)
+    if device.type != "cpu" and not _drawn_by_counter(parts, randomness, stream, step, part):
+        generator = _generator(device, randomness, own_name(stream, part), step)
         for piece in flat.split(1 << 24):  # by double precision, whose tail is longer
             piece.copy_(torch.empty_like(piece, dtype=torch.float64).normal_(generator=generator))
     return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
 
 
-def _drawn_by_counter(parts: Sequence[Tensor], key: bytes) -> bool:
+def _drawn_by_counter(parts: Sequence[Tensor], randomness: Randomness, stream: str, step: int, part: Part | None) -> bool:
     """Draw in one launch, on a GPU; False where that cannot be."""
     from dpfy.noise import chacha
 
     if not chacha.usable(parts):
         return False
-    chacha.draw_(parts, key)
+    name, placed = by_counter(stream, part)
+    chacha.draw_(parts, randomness.key(name, step, chacha.KEY_BYTES), placed)
     return True
+
+
+def by_counter(stream: str, part: Part | None) -> tuple[str, Part | None]:
+    """The stream that a kernel draws from, and the part of it; a part that is not in one piece of each tensor has a stream of its own."""
+    return (stream, part) if part is None or part.pieces is not None else (own_name(stream, part), None)
+
+
+def own_name(stream: str, part: Part | None) -> str:
+    """The name of the stream of a part that cannot be drawn by its place.
+
+    Guarantees: parts that share no coordinate have different names; under one they would get the same values.
+    """
+    return stream if part is None or not part.size or part.size == part.total else f"{stream} from {part.runs[0][0]}"
 
 
 def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
@@ -97,9 +111,10 @@ def add_(
         from dpfy.noise import chacha
 
         if chacha.usable(many):
-            chacha.add_(many, lattice, [randomness.key(stream, step, chacha.KEY_BYTES)], divisor, into=into)
+            name, placed = by_counter(stream, part)
+            chacha.add_(many, lattice, [randomness.key(name, step, chacha.KEY_BYTES)], divisor, into=into, part=placed)
         else:
-            add_drawn_(sums, draw(sums, randomness, stream, step), lattice, divisor, into)
+            add_drawn_(sums, draw(sums, randomness, stream, step, part), lattice, divisor, into)
         return
     part = part or Part.whole(sum([t.numel() for t in many]))
     lay_(many, _values(part, dtype_of(sums), randomness, stream, step, lattice.noise), lattice, divisor)

@@ -17,10 +17,13 @@ from torch import Tensor
 from dpfy.core.errors import Unsupported
 from dpfy.noise import chacha
 from dpfy.noise.lattice import Lattice
+from dpfy.noise.part import Part
 from dpfy.noise.series import single, single_up
 from dpfy.noise.strategy import FRESH, Recurrence
 
 SIZES = (5, chacha.TILE + 13, 3)
+PART = Part.of([(2, 5), (5 + 2 * chacha.LANES + 7, 5 + chacha.TILE + 11)], SIZES)
+"""Of the first tensor the end, of the second a piece across two tiles that is not at either end of them, of the third nothing."""
 DIVISOR = 3.0
 FINE, COARSE = Lattice(2.0**-20, 0.7 * 2**20, 5000.0), Lattice.of(0.7, torch.float32, 0.3)
 """The same noise on a lattice so fine that it hides nothing, with a phase that shows, and on one as releases use it."""
@@ -32,23 +35,25 @@ WEIGHTS = (-0.61, 0.37, -0.23, 0.19, -0.11, 0.07, 0.05, -0.03)
 
 
 @lru_cache(maxsize=64)
-def require(device: torch.device, again: bool, ring: bool, buffers: int, kind: torch.dtype = torch.float32) -> None:
-    """Refuse to go on if the form of the kernel for such recurrences, with results of such a type, does not give the noise it should
-    on `device`."""
+def require(
+    device: torch.device, again: bool, ring: bool, buffers: int, kind: torch.dtype = torch.float32, placed: bool = False
+) -> None:
+    """Refuse to go on if the form of the kernel for such recurrences, with results of such a type, of whole tensors or of a part `placed`
+    among them, does not give the noise it should on `device`."""
     if kind is not torch.float32:
-        require(device, again, ring, buffers)  # where rounding hides nothing
-    recurrence = _example(again, ring, buffers)
-    if (gap := max(disagreement(device, recurrence, kind), off_lattice(device, recurrence, kind))) > TOLERANCE:
+        require(device, again, ring, buffers, placed=placed)  # where rounding hides nothing
+    recurrence, part = _example(again, ring, buffers), PART if placed else None
+    if (gap := max(disagreement(device, recurrence, kind, part), off_lattice(device, recurrence, kind, part))) > TOLERANCE:
         raise _untrusted(device, gap)
 
 
 @lru_cache(maxsize=16)
-def require_draw(device: torch.device) -> None:
+def require_draw(device: torch.device, placed: bool = False) -> None:
     """The same for the form that draws noise by itself."""
-    key = bytes(range(chacha.KEY_BYTES))
-    found = [torch.zeros(size, device=device) for size in SIZES]
-    chacha.launch(found, None, [key], 1.0, FRESH, None, found)
-    if (gap := _gap(torch.cat(found), _values(key))) > TOLERANCE:
+    key, part = bytes(range(chacha.KEY_BYTES)), PART if placed else None
+    found = [torch.zeros(size, device=device) for size in _sizes(part)]
+    chacha.launch(found, None, [key], 1.0, FRESH, None, found, part)
+    if (gap := _gap(torch.cat(found), _values(key, part))) > TOLERANCE:
         raise _untrusted(device, gap)
 
 
@@ -66,17 +71,21 @@ def _example(again: bool, ring: bool, buffers: int) -> Recurrence:
     return Recurrence(first=0.8, again=(-0.5, -0.3) if again else (), weights=rows, keep=2 if ring else 0, gain=1.3)
 
 
-def disagreement(device: torch.device, recurrence: Recurrence, kind: torch.dtype = torch.float32) -> float:
+def disagreement(
+    device: torch.device, recurrence: Recurrence, kind: torch.dtype = torch.float32, part: Part | None = None
+) -> float:
     """The largest distance of the kernel's values and rows from those worked out here, beyond what rounding to `kind` may do."""
-    out, exact, past, after = _tried(device, recurrence, kind, FINE)
+    out, exact, past, after = _tried(device, recurrence, kind, FINE, part)
     gap = _gap(out, exact * FINE.step / DIVISOR)
     return gap if past is None else max(gap, _gap(past, after))
 
 
-def off_lattice(device: torch.device, recurrence: Recurrence, kind: torch.dtype = torch.float32) -> float:
+def off_lattice(
+    device: torch.device, recurrence: Recurrence, kind: torch.dtype = torch.float32, part: Part | None = None
+) -> float:
     """The largest distance of the kernel's values, on a lattice as releases use it, from the points of the cells in which those worked
     out here lie."""
-    out, exact, _, _ = _tried(device, recurrence, kind, COARSE)
+    out, exact, _, _ = _tried(device, recurrence, kind, COARSE, part)
     weight, cell, gaps = COARSE.step / DIVISOR, np.floor(exact), []
     for k in (cell - 1, cell, cell + 1):
         beyond = np.maximum(k - exact, exact - k - 1) * weight  # from the cell of the value, where this is another one
@@ -85,20 +94,19 @@ def off_lattice(device: torch.device, recurrence: Recurrence, kind: torch.dtype 
 
 
 def _tried(
-    device: torch.device, recurrence: Recurrence, kind: torch.dtype, lattice: Lattice
+    device: torch.device, recurrence: Recurrence, kind: torch.dtype, lattice: Lattice, part: Part | None
 ) -> tuple[Tensor, NDArray[np.float64], Tensor | None, NDArray[np.float64]]:
     """What the kernel releases, what it should release in steps and before the floor, the rows it leaves, and those it should leave."""
     keys = [bytes((37 * i + 11 * j) % 256 for i in range(chacha.KEY_BYTES)) for j in range(1 + len(recurrence.again))]
     draw = np.random.default_rng(1)
-    sums = [draw.standard_normal(n).astype(np.float32) for n in SIZES]
-    rows = draw.standard_normal((len(recurrence.weights), sum(SIZES))).astype(np.float32)
+    sums = [draw.standard_normal(n).astype(np.float32) for n in _sizes(part)]
+    rows = draw.standard_normal((len(recurrence.weights), sum(_sizes(part)))).astype(np.float32)
     found = [torch.from_numpy(part.copy()).to(device) for part in sums]
     past = torch.from_numpy(rows.copy()).to(device) if len(rows) else None
     out = found if kind is torch.float32 else [torch.empty_like(part, dtype=kind) for part in found]
-    chacha.launch(found, lattice, keys, DIVISOR, recurrence, past, out)
-    y = (_values(keys[0]) + sum(single(w) * _values(key) for w, key in zip(recurrence.again, keys[1:], strict=True))) / single(
-        recurrence.first
-    )
+    chacha.launch(found, lattice, keys, DIVISOR, recurrence, past, out, part)
+    y = _values(keys[0], part) + sum(single(w) * _values(key, part) for w, key in zip(recurrence.again, keys[1:], strict=True))
+    y = y / single(recurrence.first)
     y = y + sum(single(w) * row.astype(np.float64) for w, row in zip(recurrence.weights, rows, strict=True))
     exact = np.concatenate(sums) / lattice.step + lattice.phase + single_up(lattice.noise * recurrence.gain) * y
     after = rows.astype(np.float64)
@@ -122,8 +130,13 @@ def _gaps(found: Tensor, expected: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isfinite(gap), gap, np.inf)
 
 
-def _values(key: bytes) -> NDArray[np.float64]:
-    """The standard Gaussian values of tensors of these SIZES."""
+def _sizes(part: Part | None) -> tuple[int, ...]:
+    """Of the tensors that the kernel is given."""
+    return SIZES if part is None or part.pieces is None else tuple(last - first for first, last in part.pieces)
+
+
+def _values(key: bytes, part: Part | None = None) -> NDArray[np.float64]:
+    """The standard Gaussian values of tensors of these SIZES, or of a part of them."""
     made, tile = [], 0
     for size in SIZES:
         tiles = -(-size // chacha.TILE)
@@ -131,7 +144,8 @@ def _values(key: bytes) -> NDArray[np.float64]:
         pairs = _pairs(words_of(blocks, key))  # [16, blocks]: value i of a block lies i times LANES after its first
         made.append(pairs.reshape(16, tiles, chacha.LANES).transpose(1, 0, 2).reshape(-1)[:size])
         tile += tiles
-    return np.concatenate(made)
+    whole = np.concatenate(made)
+    return whole if part is None else np.concatenate([whole[first:last] for first, last in part.runs])
 
 
 def words_of(blocks: NDArray[np.uint64], key: bytes, nonce: int = 0) -> NDArray[np.uint32]:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from dpfy.core.errors import InvalidInput
 
 
 @dataclass(frozen=True)
 class Part:
-    """Coordinates `runs` (first, after the last; in order, none twice) of `total`, which are those of `tensors` tensors.
+    """Coordinates `runs` (first, after the last; in order, none twice) of those of tensors of these `sizes`.
 
     Guarantees: the noise of a coordinate depends on its place among all of them and on their number, not on the parts that they are
     held in.
     """
 
     runs: tuple[tuple[int, int], ...]
-    total: int
-    tensors: int = 1
+    sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
         at = 0
@@ -32,7 +31,7 @@ class Part:
     @lru_cache(maxsize=64)
     def whole(cls, total: int) -> Part:
         """All of them."""
-        return cls(((0, total),), total)
+        return cls(((0, total),), (total,))
 
     @classmethod
     def of(cls, runs: Iterable[tuple[int, int]], sizes: Iterable[int]) -> Part:
@@ -43,10 +42,31 @@ class Part:
                 joined[-1] = (joined[-1][0], last)
             elif first < last:
                 joined.append((first, last))
-        held = list(sizes)
-        return cls(tuple(joined), sum(held), len(held))
+        return cls(tuple(joined), tuple(sizes))
 
-    @property
+    @cached_property
+    def total(self) -> int:
+        """The number of all coordinates."""
+        return sum(self.sizes)
+
+    @cached_property
+    def pieces(self) -> tuple[tuple[int, int], ...] | None:
+        """Of each tensor, where the coordinates held begin in it and where they end; None if those of some tensor are not in one piece."""
+        found, runs, start = [], list(reversed(self.runs)), 0
+        for size in self.sizes:
+            mine: list[tuple[int, int]] = []
+            while runs and runs[-1][0] < start + size:
+                first, last = runs.pop()
+                mine.append((first - start, min(last, start + size) - start))
+                if last > start + size:
+                    runs.append((start + size, last))
+            if len(mine) > 1:
+                return None
+            found.append(mine[0] if mine else (0, 0))
+            start += size
+        return tuple(found)
+
+    @cached_property
     def size(self) -> int:
         """How many there are."""
         return sum(last - first for first, last in self.runs)

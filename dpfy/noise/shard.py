@@ -19,13 +19,14 @@ class Shard:
     """Part `index` of `count` of all coordinates, cut from the parameters laid end to end.
 
         shard, total = Shard(rank, ranks), ...                    # total: the bounded sum over all ranks
-        stream = shard.stream(NoiseStream(strategy, scale, randomness), shard.part(parameters), parameters)
+        stream = shard.stream(NoiseStream(strategy, scale, randomness), shard.part(parameters))
         state = stream.init(shard.of(parameters))
         private, state = stream.release(Bounded(shard.of(total.value), total.bound, total.unit), step, state, permit)
 
     Guarantees: the shards of one count are disjoint and together hold every coordinate, their sizes differ by at most one, and
-    together they add to the whole sum exactly the noise that the plan bills (the bound is that of the whole contribution). On a CPU
-    the noise of a coordinate is the one it would have without shards, exact noise aside. All shards of a run must be of the same count.
+    together they add to the whole sum exactly the noise that the plan bills (the bound is that of the whole contribution). The noise
+    of a coordinate is the one it would have without shards, exact noise aside, and aside from what a GPU adds to float64 sums or to
+    tensors that are held in several pieces. All shards of a run must be of the same count.
     """
 
     index: int
@@ -55,14 +56,13 @@ class Shard:
         sizes = [t.numel() for t in tensors.values()]
         return Part.of([self.bounds(sum(sizes))], sizes)
 
-    def stream(self, whole: NoiseStream, part: Part, like: Grads) -> NoiseStream:
-        """The noise stream of the coordinates `part` of tensors like these, which only this shard holds.
+    def stream(self, whole: NoiseStream, part: Part) -> NoiseStream:
+        """The noise stream of the coordinates `part`, which only this shard holds.
 
-        Where noise cannot be drawn by its place among all coordinates, on a GPU and for exact noise, every shard has a stream with a
-        name of its own: under one name two shards would add the same numbers to different coordinates.
+        Exact noise cannot be drawn by its place among all coordinates: every shard has a stream with a name of its own, for under one
+        name two shards would add the same numbers to different coordinates.
         """
         if self.count == 1:
             return whole
-        by_place = not whole.exact and all(t.device.type == "cpu" for t in like.values())
-        name = whole.name if by_place else f"{whole.name} shard {self.index} of {self.count}"
+        name = f"{whole.name} shard {self.index} of {self.count}" if whole.exact else whole.name
         return replace(whole, name=name, part=part)

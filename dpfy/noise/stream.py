@@ -107,7 +107,7 @@ class NoiseStream:
     def _lattice(self, sums: Grads, bound: float, dtype: torch.dtype, step: int) -> Lattice:
         """Where the values of `step` will lie, a function of public things alone; and the secret phase at which it is met."""
         part = self.part
-        count = sum([t.numel() + 1 for t in sums.values()]) if part is None else part.total + part.tensors
+        count = sum([t.numel() + 1 for t in sums.values()]) if part is None else part.total + len(part.sizes)
         if self.exact:
             return exact.lattice(self.scale, bound, count, dtype, terms.of(self.strategy, step), step)
         fresh = self.strategy.fresh(step)
@@ -140,8 +140,9 @@ class NoiseStream:
         past = noise_buffers.held_beside(state, sums, len(recurrence.weights), step) if recurrence.weights else None
         if past is not None and not past.is_contiguous():
             return False
-        keys = [self.randomness.key(self.name, step - back, chacha.KEY_BYTES) for back in range(1 + len(recurrence.again))]
-        chacha.add_(many, lattice, keys, self.divisor, recurrence, past, into)
+        name, part = gaussian.by_counter(self.name, self.part)
+        keys = [self.randomness.key(name, step - back, chacha.KEY_BYTES) for back in range(1 + len(recurrence.again))]
+        chacha.add_(many, lattice, keys, self.divisor, recurrence, past, into, part)
         return True
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
 from dpfy.noise import chacha, gaussian
 from dpfy.noise.lattice import Lattice
+from dpfy.noise.part import Part
+from dpfy.noise.strategy import Recurrence
 
 CUDA = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
@@ -94,6 +98,33 @@ def test_another_secret_gives_other_values() -> None:
     chacha.draw_([again], SECRET)
     assert torch.equal(first, again)
     assert float((first - second).abs().min()) > 0
+
+
+@needs_kernel
+@pytest.mark.parametrize("cuts", [[0, 3, 5000, 9104], [0, 5, 4101, 4104, 9104], [0, 600, 601, 9104]])
+def test_parts_of_a_draw_are_its_values(cuts: list[int]) -> None:
+    """Bit for bit: shards that begin and end inside of tiles, at their borders, and in other tensors; with a past, too."""
+    sizes = [5, 4096, 3, 0, 5000]
+    strategy = Recurrence(weights=(-0.5, 0.3), decay=(0.9, 0.4), gain=1.2)
+
+    def made(sums: list[Tensor], part: Part | None) -> list[Tensor]:
+        drawn, past = [torch.zeros_like(t) for t in sums], torch.ones(2, sum(t.numel() for t in sums), device=DEVICE)
+        chacha.draw_(drawn, SECRET, part)
+        chacha.add_(sums, FINE, [SECRET], 3.0, strategy, past, part=part)
+        return [torch.cat(drawn), torch.cat(sums), *past]
+
+    start = torch.randn(sum(sizes), device=DEVICE)
+    whole = made(list(start.clone().split(sizes)), None)
+    found = []
+    for first, last in pairwise(cuts):
+        part = Part.of([(first, last)], sizes)
+        assert part.pieces is not None
+        held = [b - a for a, b in part.pieces]
+        found.append(made([t.clone() for t in start[first:last].split(held)], part))
+    for mine, parts in zip(whole, zip(*found, strict=True), strict=True):
+        assert torch.equal(torch.cat(parts), mine)
+    with pytest.raises(InvalidInput, match="one piece of the size"):
+        chacha.draw_([torch.zeros(4, device=DEVICE)], SECRET, Part.of([(2, 7)], [9]))
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.random import Randomness
 from dpfy.noise import chacha, gaussian, kernel_selftest, noise_buffers
 from dpfy.noise.lattice import Lattice, lay_
+from dpfy.noise.part import Part
 from dpfy.noise.strategy import Recurrence
 
 CUDA = torch.cuda.is_available()
@@ -49,6 +50,7 @@ def portable(
     change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
     rounded: Round = lambda t, kind: t.to(kind),
     laid: Callable[..., None] = lay_,
+    at: Callable[[Part | None], Part | None] = lambda part: part,
 ) -> Callable[..., None]:
     """Stands in for the kernel: the portable route on the draws of the proof; `change` spoils the draws, `laid` what is done with them."""
 
@@ -60,12 +62,13 @@ def portable(
         r: Recurrence,
         past: torch.Tensor | None,
         out: list[torch.Tensor],
+        part: Part | None = None,
     ) -> None:
         like = {str(i): t for i, t in enumerate(tensors)}
         state = {} if past is None else {noise_buffers.PAST: past}
 
         def draw(step: int) -> dict[str, torch.Tensor]:
-            flat = change(torch.from_numpy(kernel_selftest._values(keys[-step])).float())
+            flat = change(torch.from_numpy(kernel_selftest._values(keys[-step], at(part))).float())
             return noise_buffers.split(flat, like)
 
         noise = noise_buffers.noise(r, 0, draw, state)
@@ -159,6 +162,19 @@ def test_a_narrow_form_is_not_trusted_where_the_wide_one_is_wrong(monkeypatch: p
     kernel_selftest.require.cache_clear()
 
 
+def test_a_kernel_that_draws_a_part_from_elsewhere_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the beginning of each tensor, or one block of the keystream further on."""
+    cpu, whole = torch.device("cpu"), kernel_selftest.SIZES
+    moved = [[(0, 3), (5, 5 + kernel_selftest.PART.size - 3)], [(a + 1, b + 1) for a, b in kernel_selftest.PART.runs]]
+    for runs in (None, *moved):
+        place = (lambda part: part) if runs is None else (lambda part, runs=runs: Part.of(runs, whole))
+        monkeypatch.setattr(chacha, "launch", portable(at=place))
+        kernel_selftest.require.cache_clear()
+        with nullcontext() if runs is None else pytest.raises(Unsupported, match="the noise kernel on cpu"):
+            kernel_selftest.require(cpu, *FORMS[0], placed=True)
+    kernel_selftest.require.cache_clear()
+
+
 def test_draws_are_not_trusted_without_proof_either(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     for change, trusted in ((lambda t: t, True), (lambda t: t * 0.9999, False), (lambda t: t.roll(1), False)):
@@ -181,6 +197,7 @@ def test_draws_are_not_trusted_without_proof_either(monkeypatch: pytest.MonkeyPa
 @needs_kernel
 def test_the_kernel_draws() -> None:
     kernel_selftest.require_draw(DEVICE)
+    kernel_selftest.require_draw(DEVICE, placed=True)
 
 
 @needs_kernel
@@ -190,6 +207,8 @@ def test_the_kernel_passes(form: tuple[bool, bool, int], kind: torch.dtype) -> N
     assert kernel_selftest.disagreement(DEVICE, kernel_selftest._example(*form), kind) < kernel_selftest.TOLERANCE
     assert kernel_selftest.off_lattice(DEVICE, kernel_selftest._example(*form), kind) < kernel_selftest.TOLERANCE
     kernel_selftest.require(DEVICE, *form, kind)
+    if kind is torch.float32:
+        kernel_selftest.require(DEVICE, *form, placed=True)
 
 
 @pytest.mark.gpu

@@ -272,7 +272,7 @@ def test_rounding_is_in_the_bound():
             Lattice.of(stddev, torch.float32, 0.0)
     whole = NoiseStream(Identity(), 1.0, Randomness.for_tests(0))
     like, cut = {"w": torch.zeros(10**5)}, Shard(1, 10**4)
-    shard = cut.stream(whole, cut.part(like), like)
+    shard = cut.stream(whole, cut.part(like))
     alone = whole._lattice(cut.of(like), 1.0, torch.float32, 0).noise
     assert shard._lattice(cut.of(like), 1.0, torch.float32, 0).noise == whole._lattice(like, 1.0, torch.float32, 0).noise > alone
 

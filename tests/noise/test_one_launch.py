@@ -22,6 +22,7 @@ from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
 from dpfy.noise.blt import Blt
 from dpfy.noise.inverse import cancelling, inverse_square_root_banded
 from dpfy.noise.schedule import Schedule
+from dpfy.noise.shard import Shard
 from dpfy.noise.strategy import Grads, Identity, State
 from dpfy.noise.stream import NoiseStream
 
@@ -95,8 +96,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the interpreter's tensors, which are the CPU's, go to the kernel, and fail where the stream goes another way."""
     monkeypatch.setattr(chacha, "usable", lambda tensors: True)
     if not CUDA:
-        monkeypatch.setattr(gaussian, "add_", lambda s, lattice, r, name, step, divisor, into: chacha.add_(
-            list(s.values()), lattice, [r.key(name, step, chacha.KEY_BYTES)], divisor, into=into))  # fmt: skip
+        monkeypatch.setattr(gaussian, "add_", lambda s, lattice, r, name, step, divisor, into, part: chacha.add_(
+            list(s.values()), lattice, [r.key(name, step, chacha.KEY_BYTES)], divisor, into=into, part=part))  # fmt: skip
     monkeypatch.setattr(gaussian, "add_drawn_", None)
 
 
@@ -126,6 +127,27 @@ def test_one_launch_is_the_portable_route(name: str) -> None:
         assert state.keys() == portable.keys()
         for n in state:
             close(state[n], portable[n])
+
+
+@needs_kernel
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("name", ["identity", "two bands", "banded", "blt"])
+def test_shards_release_what_the_whole_would(name: str) -> None:
+    """Bit for bit, however many there are."""
+    whole = NoiseStream(STRATEGIES[name], SCALE, RANDOMNESS, divisor=DIVISOR)
+    found = []
+    for count in (1, 3):
+        pieces = []
+        for shard in (Shard(k, count) for k in range(count)):
+            stream, mine = shard.stream(whole, shard.part(sums(0))), []
+            state = stream.init(shard.of(sums(0)))
+            for step in range(3):
+                total = Bounded(shard.of(sums(step)), Bound(BOUND))
+                released, state = stream.release(total, step, state, rehearsal(stream.event, 1000))
+                mine.append(torch.cat([t.reshape(-1) for t in released.value.values()]))
+            pieces.append(torch.stack(mine))
+        found.append(torch.cat(pieces, 1))
+    assert torch.equal(*found)
 
 
 @needs_kernel

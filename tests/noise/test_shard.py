@@ -75,7 +75,7 @@ def test_the_noise_of_the_shards_is_the_noise_of_the_whole(name):
 def released(like, strategy, shards, exact=False, steps=3):
     """What the shards release of zero sums, joined, step by step."""
     whole = NoiseStream(strategy, 1.5, Randomness.for_tests(0), divisor=4.0, exact=exact)
-    streams = [shard.stream(whole, shard.part(like), like) for shard in shards]
+    streams = [shard.stream(whole, shard.part(like)) for shard in shards]
     states = [stream.init(shard.of(like)) for stream, shard in zip(streams, shards, strict=True)]
     found = []
     for step in range(steps):
@@ -109,7 +109,7 @@ def test_a_part_is_drawn_from_the_middle_of_the_stream(monkeypatch):
             found = gaussian.draw({"w": torch.zeros(part.size, dtype=dtype)}, randomness, "noise", 4, part)["w"]
             assert torch.equal(found, torch.cat([whole[a:b] for a, b in runs]))
     with pytest.raises(InvalidInput, match="must follow each other"):
-        Part(((3, 5), (4, 6)), 10)
+        Part(((3, 5), (4, 6)), (10,))
 
 
 def test_shards_of_exact_noise_draw_from_streams_of_their_own():
@@ -120,12 +120,25 @@ def test_shards_of_exact_noise_draw_from_streams_of_their_own():
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(2_000)
     assert abs((found**2).mean() / (1.5 * 0.4) ** 2 - 1) < 5 * np.sqrt(2 / 4_000)
     whole = NoiseStream(Identity(), 1.5, Randomness.for_tests(0))
-    assert Shard(0, 1).stream(whole, Shard(0, 1).part(like), like) == whole
+    assert Shard(0, 1).stream(whole, Shard(0, 1).part(like)) == whole
+
+
+def test_parts_that_have_no_place_in_a_draw_have_streams_of_their_own():
+    """On a GPU: of a tensor held in several pieces (columns), and where the kernel cannot be used."""
+    sizes = [20, 3, 1]
+    columns = [Part.of([(4 * row + 2 * k, 4 * row + 2 * k + 2) for row in range(5)], sizes) for k in range(2)]
+    assert all(part.pieces is None for part in columns)
+    assert len({gaussian.by_counter("noise", part)[0] for part in (*columns, None)}) == 3
+    assert all(gaussian.by_counter("noise", part)[1] is None for part in columns)
+    rows = [Part.of([Shard(k, 3).bounds(24)], sizes) for k in range(3)]
+    assert [part.pieces for part in rows] == [((0, 8), (0, 0), (0, 0)), ((8, 16), (0, 0), (0, 0)), ((16, 20), (0, 3), (0, 1))]
+    assert all(gaussian.by_counter("noise", part) == ("noise", part) for part in rows)
+    assert len({gaussian.own_name("noise", part) for part in rows}) == 3
 
 
 def test_a_sum_of_another_size_than_its_part_is_refused():
     shard, like = Shard(0, 2), {"w": torch.zeros(10)}
-    stream = shard.stream(NoiseStream(Identity(), 1.0, Randomness.for_tests(0)), shard.part(like), like)
+    stream = shard.stream(NoiseStream(Identity(), 1.0, Randomness.for_tests(0)), shard.part(like))
     with pytest.raises(InvalidInput, match="this part of the release has 5"):
         stream.release(Bounded(like, Bound(1.0)), 0, {}, rehearsal(stream.event, 1))
 

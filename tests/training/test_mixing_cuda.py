@@ -49,7 +49,30 @@ class Reader(nn.Module):
         return out
 
 
+class Attending(nn.Module):
+    """Long sequences, few heads: the backward pass of torch's attention is split over the keys, and its parts are added in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.head = nn.Linear(WIDTH, 3 * 64), nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+        out: Tensor = self.head(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0].mean(1))
+        return out
+
+
+def long() -> tuple[Tensor, Tensor]:
+    x, y = watched.sequences()
+    return x.repeat(1, 400, 1), y
+
+
 MIXED = {
+    "attention over the batch": lambda: (
+        Apply(lambda h: h + 1e-2 * h.mean(0), Attending(), net(nn.Linear(CLASSES, CLASSES))),
+        plain,
+        long(),
+    ),
     "steps for examples": lambda: (Reader(nn.LSTM(WIDTH, WIDTH)), plain, watched.sequences()),
     "batch mean": lambda: (Apply(lambda h: h - h.mean(0)), plain, watched.vectors()),
     "detached batch mean": lambda: (Apply(lambda h: h - h.detach().mean(0)), plain, watched.vectors()),
@@ -66,6 +89,7 @@ APART = {
     ),
     "sequences": lambda: (net(nn.Flatten(), nn.Linear(LENGTH * WIDTH, CLASSES)), plain, watched.sequences()),
     "encoder": lambda: (Encoder(), plain, watched.sequences()),
+    "long attention": lambda: (Attending(), plain, long()),
     "lstm": lambda: (Reader(nn.LSTM(WIDTH, WIDTH, 2, dropout=0.1, batch_first=True)), plain, watched.sequences()),
     "gru": lambda: (Reader(nn.GRU(WIDTH, WIDTH, batch_first=True)), plain, watched.sequences()),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,25 +93,53 @@ class Scaled:
         return replace(self, rests=rests)
 
 
-def weigh(found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tensor], mask: Tensor | None) -> Scaled:
+@dataclass(frozen=True)
+class InParts:
+    """Of parameters that lie in parts on several ranks, which all see the same examples: whose norms count on this one, and how norms are
+    added over all of them.
+
+    Guarantees: a parameter that several ranks hold whole is among the `counted` of one rank alone.
+    """
+
+    counted: Collection[str]
+    added: Callable[[Tensor], Tensor]
+
+
+def weigh(
+    found: dict[str, Contribution], clip: Clip, params: Mapping[str, Tensor], mask: Tensor | None, in_parts: InParts | None = None
+) -> Scaled:
     """Norms of all contributions and the multipliers that `clip` gives them."""
     names = list(params)
     groups = [[names[i] for i in members if names[i] in found] for members in group_rows(clip, names)]
-    norms, rests = [], []
+    norms: list[Tensor | None] = []
+    rests: Rests = []
     for members in groups:
-        joined, large = _split(found, members)
-        made = _measure(list(large.values()))
-        parts = [norm for norm, _ in made] + _joined_norms(joined)
-        norms.append(torch.cat(parts).sum(0, keepdim=True) if parts else None)
-        rests.append((joined, dict(zip(large, [rest for _, rest in made], strict=True))))
+        norm, rest = _weighed(found, [n for n in members if in_parts is None or n in in_parts.counted])
+        if in_parts is not None:
+            other, more = _weighed(found, [n for n in members if n not in in_parts.counted])
+            norm = torch.zeros_like(other) if norm is None and other is not None else norm
+            rest = rest[0] + more[0], rest[1] | more[1]
+        norms.append(norm)
+        rests.append(rest)
     some = next(n for n in norms if n is not None)
     squared_norms = some if len(norms) == 1 else torch.cat([torch.zeros_like(some) if n is None else n for n in norms])
+    if in_parts is not None:
+        squared_norms = in_parts.added(squared_norms.double().contiguous())
     dtypes = {part.dtype for part in found.values()}
     narrowest = _narrowest(dtypes | {params[name].dtype for name in found})
     squared_norms = cautious(squared_norms, narrowest, any(map(_convolves, found.values())))
     scale = multipliers(clip, squared_norms, mask, torch.float64 if torch.float64 in dtypes else torch.float32)
     sound = squared_norms.amax() < math.inf  # False for NaN too, in fewer operations than isfinite
     return Scaled(rests, scale, squared_norms, sound, clip, params)
+
+
+def _weighed(found: dict[str, Contribution], members: list[str]) -> tuple[Tensor | None, Rest]:
+    """The norms of what `members` receive together, if they receive anything, and what is left to add up."""
+    joined, large = _split(found, members)
+    made = _measure(list(large.values()))
+    parts = [norm for norm, _ in made] + _joined_norms(joined)
+    rest = joined, dict(zip(large, [rest for _, rest in made], strict=True))
+    return torch.cat(parts).sum(0, keepdim=True) if parts else None, rest
 
 
 class Flag:
@@ -176,7 +204,8 @@ def _add_up(rests: Rests, scale: Tensor, params: Mapping[str, Tensor], buffers: 
     return sums
 
 
-Rests = list[tuple[list["_Block | _Small"], dict[str, Contribution]]]
+Rest = tuple[list["_Block | _Small"], dict[str, Contribution]]
+Rests = list[Rest]
 """For every clip group: gradients that are held directly, joined, and what is left of the other contributions."""
 
 

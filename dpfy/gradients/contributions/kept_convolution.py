@@ -38,7 +38,7 @@ def keeps(part: Convolution) -> bool:
     if kernels.usable(part.grads):
         tap_by_tap = tap_by_tap and part.weight.shape[1] <= MOST_BELOW
         if not tap_by_tap and part.by_kernels:
-            return routes.kept_on_gpu(part.width, elements * part.grads.element_size())
+            return routes.kept_on_gpu(part.width, 2 * elements)  # as of two bytes: recordings hold what is kept
     return tap_by_tap and routes.grouped_kept(part.weight.shape[1], part.width, elements)
 
 

@@ -53,7 +53,7 @@ class CapturedSum:
         if key != self._key:
             self._key, self._runs, self._step = key, 0, None
         self._runs += 1
-        if self._runs > WARM and batch[0].is_cuda and sums.params and sums.steady:
+        if self._runs > WARM and self._can(batch):
             mask = torch.ones(len(batch[0]), dtype=torch.bool, device=batch[0].device) if mask is None else mask
             with graphs.on(batch[0].device):
                 if self._step is None:
@@ -62,6 +62,11 @@ class CapturedSum:
                 if (total := self._step.run(batch, mask)) is not None:
                     return total
         return self._engine.bounded_sum(self._losses_of(*batch), clip, mask)
+
+    def _can(self, batch: tuple[Tensor, ...]) -> bool:
+        """Whether the whole step is this device's own and stays as it is."""
+        sums = self._engine.sums
+        return batch[0].is_cuda and bool(sums.params) and sums.steady and self._engine.alone
 
 
 class _CapturedStep:

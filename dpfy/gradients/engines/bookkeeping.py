@@ -18,7 +18,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions.buffers import Buffers
-from dpfy.gradients.contributions.clipped_sum import Scaled
+from dpfy.gradients.contributions.clipped_sum import InParts, Scaled
 from dpfy.gradients.contributions.contribution import Contribution, Direct
 from dpfy.gradients.cuda_graphs.recorder import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
@@ -70,6 +70,8 @@ class BookkeepingEngine(Engine):
     """
 
     name = "bookkeeping"
+    in_parts: InParts | None = None
+    """How norms are added over ranks that hold parts of the parameters. For callers to set."""
 
     def __init__(self) -> None:
         self._sums: BoundedSum | None = None
@@ -120,7 +122,7 @@ class BookkeepingEngine(Engine):
         sums, recorder = attached(self._sums), attached(self._recorder)
         mask = checked(losses, mask)
         with torch.no_grad(), no_autocast(losses.device.type):
-            may = losses.is_cuda and len(losses) and recorder.on and sums.steady and self.each is None
+            may = losses.is_cuda and len(losses) and recorder.on and sums.steady and self.alone
             if may and (total := recorder.bounded_sum(losses, clip, mask)) is not None:
                 return total
             scaled = self._scaled(losses, clip, mask) if len(losses) and sums.params else None
@@ -129,6 +131,11 @@ class BookkeepingEngine(Engine):
             if scaled is None:
                 return Bounded(zeros(sums.params, clip), clip.bound)
             return sums.total(scaled, Buffers({}, sparse=True) if self.sparse else None)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other ranks have a part in norms and sums: only such work may be recorded."""
+        return self.each is None and self.in_parts is None
 
     @property
     def sums(self) -> BoundedSum:
@@ -151,7 +158,7 @@ class BookkeepingEngine(Engine):
     def _scaled(self, losses: Tensor, clip: Clip, mask: Tensor | None) -> Scaled | None:
         """Every example's multiplier; None if there is nothing to add up. What was measured and is not needed for the sums is let go."""
         parts = self._contributions(losses)
-        return self.sums.weigh(parts, clip, mask) if parts else None
+        return self.sums.weigh(parts, clip, mask, self.in_parts) if parts else None
 
     def _contributions(self, losses: Tensor) -> Parts:
         """What every parameter receives, use by use."""

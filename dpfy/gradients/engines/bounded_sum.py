@@ -16,7 +16,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions.buffers import Buffers
-from dpfy.gradients.contributions.clipped_sum import Flag, Scaled, joins, weigh
+from dpfy.gradients.contributions.clipped_sum import Flag, InParts, Scaled, joins, weigh
 from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, SumJob, run_jobs
 from dpfy.gradients.contributions.shared import Measured
 from dpfy.gradients.contributions.sliced import pieces_of
@@ -137,13 +137,13 @@ class BoundedSum:
         run_jobs(self._jobs)
         self._jobs.clear()
 
-    def weigh(self, parts: Parts, clip: Clip, mask: Tensor | None) -> Scaled:
+    def weigh(self, parts: Parts, clip: Clip, mask: Tensor | None, in_parts: InParts | None = None) -> Scaled:
         """The multiplier of every example, from the norms of all that the parameters receive over all their uses."""
         self.seen |= set(parts)
         self._several |= {name for name, uses in parts.items() if overlapping(uses)}
         found = {name: together(uses) for name, uses in parts.items()}
         self._flush()
-        return weigh(found, clip, self.params, mask)
+        return weigh(found, clip, self.params, mask, in_parts)
 
     def sum(self, scaled: Scaled, last: bool = False, buffers: Buffers | None = None) -> Bounded[Grads]:
         """The weighted sums of the parameters of `scaled`, in their order, in `buffers` if there are any. See :meth:`Scaled.sums`."""

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from dpfy.gradients.tracing import packing
 from dpfy.gradients.tracing.program import Operation, Program, Ref, Unrecordable, filled, outputs_in
 
 READS = {
@@ -154,6 +155,8 @@ class _Functions(TorchFunctionMode):
         try:
             if name in COPIES and args and isinstance(args[0], Tensor) and recorder.on and recorder.program.problem is None:
                 recorder.copied(args[0])
+            if name in (packing.PACK, packing.PAD) and recorder.on and recorder.program.problem is None:
+                return packing.called(recorder.program, name, func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
         finally:
             recorder.outer = outer

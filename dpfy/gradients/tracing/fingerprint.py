@@ -34,7 +34,8 @@ def fingerprint(
     """Of the first `end` operations of `program`, which made `losses` from `rows` examples; `names` knows parameters and fields.
 
     Only operations that the losses come from count, each with the constants of all its uses. `lengths` are the sides of each field of
-    the batch: where padding gives a step others, sizes may differ too.
+    the batch: where padding gives a step others, sizes may differ too. Packed sequences are gone through
+    step by step, as far as the longest goes: what is done then varies from the first step on.
     """
     used = _needed(program, end, losses, names)
     marks = {index: _outside(program, index, names) for index in program.outside}
@@ -52,7 +53,8 @@ def fingerprint(
         entry = [str(operation.call), constants, sizes]
         if entry not in (found := nodes.setdefault(mark, [])):
             found.append(entry)
-    content = {"format": FORMAT, "rows": rows, "nodes": nodes, "varies": False, "lengths": lengths}
+    packed = [size for call in program.packed for size in (call.steps, call.longest)]
+    content = {"format": FORMAT, "rows": rows, "nodes": nodes, "varies": bool(packed), "lengths": lengths, "packed": packed}
     return json.dumps(content, separators=(",", ":"))
 
 
@@ -98,6 +100,32 @@ def scaled_by_size(old: str, new: str) -> str | None:
             if a and b and a != b and (_near(a * n, b * m) or _near(a * m, b * n)):
                 return _kind(uses[0][0])
     return None
+
+
+def scaled_by_length(old: str, new: str) -> str | None:
+    """The arithmetic operation whose constant, in both steps, is the length of all packed sequences or of the longest, or its inverse.
+
+    A constant that both steps have is one.
+    """
+    before, now = json.loads(old), json.loads(new)
+    pairs = zip(before.get("packed", ()), now.get("packed", ()), strict=False)
+    first, second = _scaling(before), _scaling(now)
+    for place in (place for place, (a, b) in enumerate(pairs) if a != b):
+        if found := _by_length(before, first - second, place) & _by_length(now, second - first, place):
+            return min(found)
+    return None
+
+
+def _scaling(content: Mapping[str, Any]) -> set[tuple[str, float]]:
+    """The arithmetic operations, by kind, and their constants."""
+    uses = [use for uses in content["nodes"].values() for use in uses if _kind(use[0]) in SCALES]
+    return {(_kind(use[0]), number) for use in uses for number in _numbers(use[1:]) if number}
+
+
+def _by_length(content: Mapping[str, Any], scaling: set[tuple[str, float]], place: int) -> set[str]:
+    """The kinds among `scaling` that scale by a length of packed sequences, for the whole batch or for an example of it."""
+    length, rows = content["packed"][place], content["rows"]
+    return {kind for kind, a in scaling for b in (length, 1 / length, length / rows, rows / length) if _near(a, b)}
 
 
 def _near(a: float, b: float) -> bool:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Memory, Operation, Program, Ref, Reshaped, Unrecordable
+from dpfy.gradients.tracing.packing import MASK, PADDED, KeptLengths
+from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Contents, Memory, Operation, Program, Ref, Reshaped, Unrecordable
 from dpfy.gradients.tracing.tape import Tape
 
 SPREAD = 0.1
@@ -21,6 +22,11 @@ SPREAD = 0.1
 
 UNORDERED = {"_embedding_bag_backward", "embedding_dense_backward", "index_put_", "_index_put_impl_", "scatter_add", "index_add"}
 """Operations whose sums go by the order of indices, so that gradients of weight zero in between may change the rounding."""
+
+EXACT = ("cpu",)
+"""Devices on which the same work gives the same bits. Elsewhere kernels may add in any order."""
+REPEATS, UNSTEADY = 3, 16.0
+"""Elsewhere: runs of the same work that show how far its numbers move by themselves, and how many times as far is still taken for that."""
 
 APART = "return one loss per unit computed from that unit alone; no batch statistics, no contrast between examples"
 MIXED = "losses that mix examples (the loss of one example depends on another example)"
@@ -105,20 +111,18 @@ class Replacement:
     fields: Sequence[Tensor]
     rows: Tensor
 
-    def contents(self, program: Program, weights: Ref) -> dict[int, torch.UntypedStorage]:
+    def contents(self, program: Program, weights: Ref) -> Contents:
         """By storage, what a run of the program with the replaced records starts from; the replaced have weight 0."""
         found = {program.ref(t).storage: new.clone() for t, new in zip(self.batch, self.fields, strict=True)}
         found[weights.storage] = torch.where(self.rows, 0.0, 1.0).to(weights.dtype)
         return {storage: t.untyped_storage() for storage, t in found.items()}
 
-    def original(self, program: Program, weights: Ref) -> dict[int, torch.UntypedStorage]:
+    def original(self, program: Program, weights: Ref) -> Contents:
         """The same without the replacement."""
         return Replacement(self.batch, self.batch, self.rows).contents(program, weights)
 
 
-def check_apart(
-    program: Program, seen: Observed, losses: Tensor, changes: Sequence[Replacement], moved: dict[int, torch.UntypedStorage]
-) -> Memory:
+def check_apart(program: Program, seen: Observed, losses: Tensor, changes: Sequence[Replacement], moved: Contents) -> Memory:
     """Run the program as it was and with each of `changes`, all of the same rows; refuse it if a part of another example differs.
 
     `moved` holds other contents for the parameters' storages, in all runs; with none, the first run must give `losses` again. Returns
@@ -127,23 +131,41 @@ def check_apart(
     Guarantees: raises :class:`Unsupported` where they differ (on a CPU, in a single bit), where a value that Python read differs and
     where a shape does; :class:`Unrecordable` if the program does not give the losses that it was recorded with.
     """
-    plain = _run(program, changes[0].original(program, seen.weights) | moved, seen.refs)
+    kept = KeptLengths.of(program)
+    keep, original = [*seen.refs, *kept.refs], changes[0].original(program, seen.weights) | moved
+    plain = _run(program, original, keep)
     if not moved and not _equal(plain.at(seen.losses), losses.detach(), rounding=True):
         raise Unrecordable("operations that give other losses when they are run again")
+    if program.padded and _differs(plain, _run(program, original | kept.filled(), keep), seen, torch.zeros_like(changes[0].rows)):
+        raise Unsupported(PADDED, MASK)
     for changed in changes:
-        try:
-            other = _run(program, changed.contents(program, seen.weights) | moved, seen.refs)
-        except Reshaped as problem:
-            what = f"a step whose shapes depend on the values of the batch ({problem})"
-            raise Unsupported(what, "keep every row and mask what does not count (torch.where)") from None
-        if any(not _equal_values(a, b) for a, b in zip(plain.reads, other.reads, strict=True)):
-            raise Unsupported(READ, UNREAD)
-        if _differs(plain, other, seen, changed.rows):
-            raise Unsupported(f"{MIXED}{_culprit(program, changed, moved, seen)}", APART)
+        contents = changed.contents(program, seen.weights) | moved
+        for packed in kept.contents(plain, changed.rows, contents):
+            _check_same(program, seen, kept, plain, (original, contents | packed), changed.rows)
     return plain
 
 
-def _run(program: Program, contents: dict[int, torch.UntypedStorage], keep: list[Ref]) -> Memory:
+def _check_same(
+    program: Program, seen: Observed, kept: KeptLengths, plain: Memory, contents: tuple[Contents, Contents], rows: Tensor
+) -> None:
+    """Run the program from the second of `contents`; refuse it where a part of an example that is not in `rows` differs from `plain`."""
+    try:
+        other = _run(program, contents[1], [*seen.refs, *kept.refs])
+    except Reshaped as problem:
+        what = f"a step whose shapes depend on the values of the batch ({problem})"
+        raise Unsupported(what, "keep every row and mask what does not count (torch.where)") from None
+    if any(not _equal_values(a, b) for a, b in zip(plain.reads, other.reads, strict=True)):
+        raise Unsupported(READ, UNREAD)
+    if _differs(plain, other, seen, rows) or kept.differ(plain, other, rows):
+        steps = (
+            {} if kept.refs else _unsteady(program, contents[0], [*seen.gradients, *(grad for grad, _ in seen.reports)], plain)
+        )
+        if steps and not _differs(plain, other, seen, rows, steps):
+            return
+        raise Unsupported(f"{MIXED}{_culprit(program, *contents, rows, seen)}", APART)
+
+
+def _run(program: Program, contents: Contents, keep: list[Ref]) -> Memory:
     """Run the program; an operation that fails, which tells nothing about mixing, makes it one that cannot be run again."""
     try:
         return program.run(contents, keep)
@@ -175,38 +197,70 @@ def check_sum(program: Program, seen: Observed, changed: Replacement, mine: Memo
     refs = [grad for grad, _ in seen.reports]
     others = Replacement(changed.batch, changed.batch, ~changed.rows)
     theirs = program.run(others.contents(program, seen.weights), refs)
-    for ref, whole in zip(refs, seen.arrived, strict=True):
-        if not _adds_up(whole, mine.at(ref), theirs.at(ref)):
-            raise Unsupported(f"{MIXED}, in the backward pass", APART)
+    if all(_adds_up(whole, mine.at(ref), theirs.at(ref)) for ref, whole in zip(refs, seen.arrived, strict=True)):
+        return
+    together = Replacement(changed.batch, changed.batch, torch.zeros_like(changed.rows)).contents(program, seen.weights)
+    again = program.run(together, refs)
+    steps = _unsteady(program, together, refs, again)
+    if not steps or not all(_adds_up(again.at(ref), mine.at(ref), theirs.at(ref), steps.get(ref)) for ref in refs):
+        raise Unsupported(f"{MIXED}, in the backward pass", APART)
 
 
-def _adds_up(whole: Tensor, a: Tensor, b: Tensor) -> bool:
-    """Exactly where one part is zero, as where examples lie in rows; else, where they were summed already, up to rounding."""
+def _unsteady(program: Program, contents: Contents, refs: Sequence[Ref], plain: Memory) -> dict[Ref, Tensor]:
+    """How far the numbers at `refs` move by themselves, row by row, where a GPU adds in any order; nothing if equal runs are equal.
+
+    Mixing as small as that cannot be told from it: only numbers that do move by themselves, measured here, are given that room.
+    """
+    if any(ref.device.type in EXACT for ref in refs):
+        return {}
+    found = {ref: torch.zeros_like(plain.at(ref)) for ref in refs if ref.dtype.is_floating_point}
+    for _ in range(REPEATS):
+        again = _run(program, contents, list(refs))
+        for ref, most in found.items():
+            torch.maximum(most, (again.at(ref) - plain.at(ref)).abs().nan_to_num(0.0, 0.0, 0.0), out=most)
+    return {ref: _room(most, plain.at(ref)) for ref, most in found.items() if bool(most.any())}
+
+
+def _room(most: Tensor, values: Tensor) -> Tensor:
+    """For every number, by the row it lies in: some times what was seen to move there, and the last bits of its largest."""
+    size = values.abs().nan_to_num(0.0, 0.0, 0.0)
+    along = (lambda t: t.amax(-1, keepdim=True)) if most.dim() else (lambda t: t)
+    return (UNSTEADY * along(most) + 64 * torch.finfo(values.dtype).eps * along(size)).expand_as(values)
+
+
+def _adds_up(whole: Tensor, a: Tensor, b: Tensor, room: Tensor | None = None) -> bool:
+    """Exactly where one part is zero, as where examples lie in rows; else, where they were summed already, up to rounding.
+
+    With `room`, up to that everywhere.
+    """
     finite = whole.isfinite() & a.isfinite() & b.isfinite()
     apart = (a == 0) | (b == 0)
     size = torch.where(finite, whole, 0.0).abs().amax() if whole.numel() else whole.new_zeros(())
     near = (a + b - whole).abs() <= 64 * torch.finfo(whole.dtype).eps * size
-    return bool((~finite | torch.where(apart, a + b == whole, near)).all())
+    exact = torch.where(apart, a + b == whole, near)
+    return bool((~finite | (exact if room is None else exact | ((a + b - whole).abs() <= room))).all())
 
 
-def _differs(plain: Memory, other: Memory, seen: Observed, rows: Tensor) -> bool:
-    """Whether anything that belongs to the rows that were not replaced changed."""
+def _differs(plain: Memory, other: Memory, seen: Observed, rows: Tensor, room: dict[Ref, Tensor] | None = None) -> bool:
+    """Whether anything that belongs to the rows that were not replaced changed; gradients by more than their `room`, if they have one."""
+    room = room or {}
     if not _equal(plain.at(seen.losses)[~rows], other.at(seen.losses)[~rows]):
         return True
     for g in seen.gradients:
-        if not _equal(plain.at(g), other.at(g), rounding=g.device.type != "cpu" or _unordered(plain), finite=True):
+        near = g.device.type != "cpu" or _unordered(plain)
+        if not _equal(plain.at(g), other.at(g), rounding=near, finite=True, room=room.get(g)):
             return True
-    return any(_report_differs(plain, other, grad, saved) for grad, saved in seen.reports)
+    return any(_report_differs(plain, other, grad, saved, room.get(grad)) for grad, saved in seen.reports)
 
 
 def _unordered(memory: Memory) -> bool:
     return any(_name(operation) in UNORDERED for operation in memory.program.operations)
 
 
-def _report_differs(plain: Memory, other: Memory, grad: Ref, saved: Sequence[Ref]) -> bool:
+def _report_differs(plain: Memory, other: Memory, grad: Ref, saved: Sequence[Ref], room: Tensor | None) -> bool:
     """What arrives at a layer must be the same everywhere, and meet a changed input nowhere."""
     mine, theirs = plain.at(grad), other.at(grad)
-    if not _equal(mine, theirs, finite=True):
+    if not _equal(mine, theirs, finite=True, room=room):
         return True
     mine = mine.nan_to_num(0.0, 0.0, 0.0)
     for ref in saved:
@@ -227,8 +281,9 @@ def _any_after(t: Tensor, dims: int) -> Tensor:
     return t if t.dim() == dims else t.flatten(dims).any(-1)
 
 
-def _equal(a: Tensor, b: Tensor, rounding: bool = False, finite: bool = False) -> bool:
-    """Equal, NaN to NaN; with `rounding`, up to what another order of summation may do; with `finite`, where both are finite.
+def _equal(a: Tensor, b: Tensor, rounding: bool = False, finite: bool = False, room: Tensor | None = None) -> bool:
+    """Equal, NaN to NaN; with `rounding`, up to what another order of summation may do, with `room`, up to that; with `finite`, where
+    both are finite.
 
     Weight zero times an infinite gradient is NaN, which spoils sums and says nothing about who depends on whom.
     """
@@ -239,6 +294,8 @@ def _equal(a: Tensor, b: Tensor, rounding: bool = False, finite: bool = False) -
     same = (a == b) | (a.isnan() & b.isnan())
     if finite:
         same |= ~(a.isfinite() & b.isfinite())
+    if room is not None:
+        same |= (a - b).abs() <= room
     if not rounding:
         return bool(same.all())
     size = a.abs().masked_fill(~a.isfinite(), 0.0).amax()
@@ -249,9 +306,9 @@ def _equal_values(a: Any, b: Any) -> bool:
     return _equal(a, b) if isinstance(a, Tensor) else bool(a == b or (a != a and b != b))
 
 
-def moved_parameters(program: Program, params: Sequence[nn.Parameter], seed: int) -> dict[int, torch.UntypedStorage]:
+def moved_parameters(program: Program, params: Sequence[nn.Parameter], seed: int) -> Contents:
     """Contents for the parameters' storages: every value moved at random, a parameter of zeros too."""
-    found: dict[int, torch.UntypedStorage] = {}
+    found: Contents = {}
     for position, p in enumerate(t.detach() for t in params):
         storage = program.ref(p).storage
         if storage in found or p.untyped_storage().nbytes() != p.numel() * p.element_size() or not p.is_contiguous():
@@ -264,18 +321,20 @@ def moved_parameters(program: Program, params: Sequence[nn.Parameter], seed: int
     return found
 
 
-def _culprit(program: Program, changed: Replacement, moved: dict[int, torch.UntypedStorage], seen: Observed) -> str:
-    """The first operation after which rows that were not replaced differ, in words; nothing if there is none to be found."""
-    plain, other = (
-        Memory(program, contents | moved)
-        for contents in (changed.original(program, seen.weights), changed.contents(program, seen.weights))
-    )
+def _culprit(program: Program, original: Contents, contents: Contents, rows: Tensor, seen: Observed) -> str:
+    """The first operation after which rows that were not replaced differ, in words; nothing if there is none to be found.
+
+    Packed sequences lie in an order of their own, in which rows cannot be told.
+    """
+    if program.packed:
+        return ""
+    plain, other = Memory(program, dict(original)), Memory(program, dict(contents))
     with program.aside():
         for operation in program.needed(seen.refs):
             plain.do(operation)
             other.do(operation)
             for ref in () if "empty" in _name(operation) else operation.outputs:
-                if _outside(plain.at(ref) != other.at(ref), changed.rows):
+                if _outside(plain.at(ref) != other.at(ref), rows):
                     return f", first seen after {_name(operation)}, shape {list(ref.shape)}"
     return ""
 

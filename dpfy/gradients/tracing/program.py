@@ -20,6 +20,9 @@ from dpfy.gradients.engine import no_autocast
 BATCH, CARRIED, DATA = 1, 2, 4
 """Where a value comes from, as bits: the batch, a tensor that an earlier step left behind, or the records beside the batch."""
 
+Contents = dict[int, torch.UntypedStorage]
+"""By storage, what a run of a program starts from."""
+
 
 class Unrecordable(Exception):
     """The operations cannot be run again from what was seen of them."""
@@ -62,7 +65,10 @@ class Operation:
 
 @dataclass
 class Program:
-    """Operations in order. `outside` are the storages that existed before, `initial` what those that were changed held."""
+    """Operations in order. `outside` are the storages that existed before, `initial` what those that were changed held.
+
+    `packed` and `padded` are the calls that pack sequences and that pad packed ones (tracing/packing.py).
+    """
 
     operations: list[Operation] = field(default_factory=list)
     outside: dict[int, torch.UntypedStorage] = field(default_factory=dict)
@@ -71,6 +77,8 @@ class Program:
     known: dict[int, tuple[int, StorageWeakRef]] = field(default_factory=dict)
     carried: dict[int, StorageWeakRef] = field(default_factory=dict)
     problem: str | None = None
+    packed: list[Any] = field(default_factory=list)
+    padded: list[Any] = field(default_factory=list)
     _work: dict[object, tuple[list[Operation], dict[int, list[int]]]] = field(default_factory=dict)
     _around: tuple[int, list[torch.Generator], set[str]] = (0, [], set())
 
@@ -118,7 +126,7 @@ class Program:
             if self.origin.get(index, 0) & origin and not weak.expired()
         }
 
-    def run(self, replaced: dict[int, torch.UntypedStorage], keep: Sequence[Ref]) -> Memory:
+    def run(self, replaced: Contents, keep: Sequence[Ref]) -> Memory:
         """Run the operations again with other contents in some of the storages from outside.
 
         Guarantees: nothing that the program was recorded from is changed, torch's generators included. Random operations draw what
@@ -171,7 +179,7 @@ class Memory:
     """The storages of one run of a program, and what Python would have read on the way."""
 
     program: Program
-    storages: dict[int, torch.UntypedStorage]
+    storages: Contents
     tensors: dict[int, dict[Ref, Tensor]] = field(default_factory=dict)
     reads: list[Any] = field(default_factory=list)
 
