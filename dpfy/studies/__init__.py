@@ -13,8 +13,10 @@ from dpfy.studies.study import Study
 STUDIES: dict[str, str] = {
     "building-blocks": "dpfy.studies.building_blocks",
     "dpsgd-dpftrl": "dpfy.studies.dpsgd_dpftrl",
+    "federated": "dpfy.studies.federated",
     "guide": "dpfy.studies.guide",
     "images": "dpfy.studies.images",
+    "metric-text": "dpfy.studies.metric_text",
 }
 """Name to module; each module holds one `STUDY`."""
 

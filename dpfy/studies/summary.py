@@ -26,6 +26,8 @@ SHOWN = {
         "fashion",
     ),
     "guide": ("appendix-c", "footnote-19"),
+    "metric-text": ("words",),
+    "federated": ("results", "claims"),
 }
 """Which tables of each stored study are shown, in which order, by the name of its folder."""
 VARIANTS = {"building-blocks-5000": ("building-blocks", Options(data_dir="mnist"))}

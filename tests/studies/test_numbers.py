@@ -124,6 +124,8 @@ def test_pages_of_stored_cells(folder: str, tmp_path: Path) -> None:
         "dpsgd-dpftrl": 14,
         "guide": 6,
         "images": 2,
+        "metric-text": 2,
+        "federated": 1,
     }
     assert len(list(tmp_path.glob("*.svg"))) >= figures[folder]
     assert "None" not in page.read_text()
@@ -156,6 +158,30 @@ def test_stored_runs_at_printed_settings_reach_the_printed_accuracies(prefix: st
     assert results["plain-lenet"].result["test_accuracy"] >= 0.989
 
 
+def test_stored_federations_keep_the_four_claims_at_one_epsilon() -> None:
+    from dpfy.studies import federated_page
+
+    results = kept("federated")
+    runs = federated_page.grouped(results)
+    assert all(len(cells) == 5 for cells in runs.values())
+    assert all(cell.result["epsilon"] <= 4.0 and cell.result["unit"] == "user" for cell in results.values())
+    assert [row[3] for row in federated_page.claims(runs)] == ["yes"] * 4
+
+
 def test_the_tables_in_the_documentation_are_generated() -> None:
     file = ROOT.parent / "studies.md"
     assert summary.filled(file.read_text(), ROOT) == file.read_text(), "run: python -m dpfy.studies.summary docs"
+
+
+def test_more_eta_keeps_more_of_a_text_and_exact_choices_keep_most() -> None:
+    table = summary.kept("metric-text", ROOT)[0].page(kept("metric-text")).tables()["words"]
+    rows = {(row[0], row[1]): row for row in table.rows}
+    for mechanism in ("noise", "choice"):
+        found = [row for key, row in rows.items() if key[0] == mechanism]
+        unchanged, kinds, following = ([row[k] for row in found] for k in (2, 4, 5))
+        assert unchanged == sorted(unchanged)
+        assert kinds == sorted(kinds, reverse=True)
+        assert following == sorted(following)
+    for eta in (5.0, 10.0, 15.0, 20.0, 30.0):
+        assert rows["choice", eta][2] > rows["noise", eta][2]
+    assert rows["choice", 20.0][6] > rows["as it is", None][6] - 3  # the speaker, in percent

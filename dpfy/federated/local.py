@@ -1,0 +1,172 @@
+"""Local training of a whole cohort at once: each client takes some steps on its own records, from the weights it was sent.
+
+    Delta_u = theta - w_u after K steps w_u <- w_u - rate * (mean gradient of a minibatch of client u at w_u)
+
+The clients' weights are stacked, and one pass of the model serves all of them; a loop over clients computes the same, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils import _pytree as pytree
+
+from dpfy.core import check
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.random import Randomness
+from dpfy.data.users import UserRecords
+from dpfy.federated.folded import chain, folded
+from dpfy.gradients.engine import trainable
+from dpfy.training.objective import Objective
+
+FEDAVG, FEDSGD = METHODS = ("fedavg", "fedsgd")
+"""Weights move between local steps; or they stand still, and the gradients of all minibatches are added up."""
+BATCHED, LOOP = WAYS = ("batched", "loop")
+CPU_CLIENTS = 25
+"""Clients computed at once on a CPU: more of them leave its caches."""
+GPU_ELEMENTS = 1 << 31
+"""Numbers of the clients' weights at once on a GPU."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What a client does with its records in a round: `steps` of SGD on minibatches of `batch_size`, all of its records by default.
+
+    A client goes through its records in an order drawn anew for each round, and again from the beginning if it has few; a minibatch
+    never holds a record twice. "fedsgd" takes no local step: it adds up the gradients at the weights that were sent. `at_once` is how
+    many clients are computed together; like `way`, it changes speed and memory alone.
+    """
+
+    steps: int = 1
+    batch_size: int | None = None
+    learning_rate: float = 1.0
+    method: str = FEDAVG
+    way: str = BATCHED
+    at_once: int | None = None
+
+    def __post_init__(self) -> None:
+        check.integer("local.steps", self.steps)
+        object.__setattr__(self, "learning_rate", check.positive("local.learning_rate", self.learning_rate))
+        for name in ("batch_size", "at_once"):
+            if getattr(self, name) is not None:
+                check.integer(f"local.{name}", getattr(self, name))
+        check.one_of("local.method", self.method, METHODS)
+        check.one_of("local.way", self.way, WAYS)
+        if self.method == FEDSGD and self.learning_rate != 1:
+            raise InvalidInput(
+                "local.learning_rate", self.learning_rate, "must be 1 for fedsgd: the server's rate is the only one"
+            )
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether an update is the gradient of a client's whole data at the weights that were sent, times the rate."""
+        return self.steps == 1 and self.batch_size is None
+
+
+class LocalUpdates:
+    """Computes the updates of cohorts from the clients' records.
+
+    Guarantees: the update of a client is a function of the weights, its own records, the round and the run's secret, whoever else is in
+    the cohort.
+    """
+
+    def __init__(self, model: nn.Module, clients: UserRecords, local: LocalTraining, aim: Objective, secret: Randomness) -> None:
+        *fields, real = clients.tensors
+        self._model, self._local, self._randomness = model, local, secret
+        self._fields, self._device = tuple(fields), real.device
+        self._sizes: NDArray[np.int64] = real.sum(1).cpu().numpy()
+        self._width = real.shape[1] if local.batch_size is None else min(local.batch_size, real.shape[1])
+        frozen = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+        def one(weights: dict[str, Tensor], batch: tuple[Tensor, ...], counts: Tensor) -> Tensor:
+            """The mean loss of one client's minibatch."""
+
+            def call(*inputs: object, **named: object) -> object:
+                return functional_call(model, {**frozen, **weights}, inputs, named)
+
+            losses = aim.losses_of(call)(batch)  # type: ignore[arg-type]
+            return torch.where(counts, losses, 0.0).sum() / counts.sum()
+
+        self._one = one
+        self._all: Callable[..., Tensor] = vmap(one, randomness="different")
+        if (layers := chain(model, fields[0].dim() - 2)) and len(fields) == 2 and set(trainable(model)) == set(frozen):
+            self._all = partial(_through, layers, aim)
+
+    def __call__(self, step: int, clients: NDArray[np.int64]) -> dict[str, Tensor]:
+        """The updates of these clients in round `step`, stacked: tensors of shape [clients, *parameter]."""
+        sent = {name: p.detach() for name, p in trainable(self._model).items()}
+        parts = [self._updates(sent, step, some) for some in self._parts(clients, sum(p.numel() for p in sent.values()))]
+        if not parts:
+            return {name: p.new_zeros(0, *p.shape) for name, p in sent.items()}
+        return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in sent}
+
+    def _parts(self, clients: NDArray[np.int64], numbers: int) -> Iterator[NDArray[np.int64]]:
+        most = self._local.at_once or (CPU_CLIENTS if self._device.type == "cpu" else max(1, GPU_ELEMENTS // numbers))
+        return (clients[start : start + most] for start in range(0, len(clients), most))
+
+    def _updates(self, sent: dict[str, Tensor], step: int, clients: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Of as many clients as are computed at once. The update itself is kept, not the weights: one step loses no digit."""
+        local, places, counts = self._local, *self._minibatches(step, clients)
+        rows = torch.from_numpy(clients).to(self._device)[:, None]
+        update = {name: p.new_zeros(len(clients), *p.shape) for name, p in sent.items()}
+        for k in range(local.steps):
+            moves = k > 0 and local.method == FEDAVG
+            at = {n: (p - update[n] if moves else p.expand(len(clients), *p.shape)).detach() for n, p in sent.items()}
+            batch = tuple(field[rows, places[:, k]] for field in self._fields)
+            for name, gradient in self._gradients(at, batch, counts[:, k]).items():
+                update[name].add_(gradient, alpha=local.learning_rate)
+        return update
+
+    def _gradients(self, at: dict[str, Tensor], batch: tuple[Tensor, ...], counts: Tensor) -> dict[str, Tensor]:
+        """For each client the gradient of its minibatch at its own weights."""
+        weights = {name: t.requires_grad_() for name, t in at.items()}
+        if self._local.way == BATCHED:
+            try:
+                losses = self._all(weights, batch, counts)
+            except RuntimeError as problem:
+                if isinstance(problem, torch.OutOfMemoryError):
+                    raise
+                first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+                raise Unsupported(
+                    f"one pass of this model for many clients ({first})", 'use LocalTraining(way="loop")'
+                ) from problem
+        else:
+            alone = [pytree.tree_map(lambda t, i=i: t[i], (weights, batch, counts)) for i in range(len(counts))]
+            losses = torch.stack([self._one(*arguments) for arguments in alone])
+        found = torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
+        return {name: g for name, g in zip(weights, found, strict=True) if g is not None}
+
+    def _minibatches(self, step: int, clients: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Which of its records each client takes at each local step, [clients, steps, width], and which of these places count."""
+        local, width = self._local, self._width
+        places = np.arange(local.steps * width).reshape(local.steps, width)
+        taken = np.empty((len(clients), *places.shape), np.int64)
+        key = np.frombuffer(self._randomness.key("local", step), dtype=np.uint64)
+        for row, client in enumerate(clients):
+            size = self._sizes[client]
+            if local.batch_size is None:
+                taken[row] = np.minimum(np.arange(width), size - 1)
+                continue
+            own = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, int(client)]))
+            taken[row] = own.permutation(size)[places % size]
+        counts = np.broadcast_to((np.arange(width) < self._sizes[clients][:, None])[:, None], taken.shape)
+        return torch.from_numpy(taken).to(self._device), torch.from_numpy(counts.copy()).to(self._device)
+
+
+def _through(
+    layers: list[tuple[str, nn.Module]], aim: Objective, weights: dict[str, Tensor], batch: tuple[Tensor, ...], counts: Tensor
+) -> Tensor:
+    """The mean losses of the clients' minibatches by one pass through a chain of layers."""
+
+    def call(x: Tensor) -> Tensor:
+        return folded(layers, weights, x.unflatten(0, counts.shape)).flatten(0, 1)
+
+    losses = aim.losses_of(call)(tuple(field.flatten(0, 1) for field in batch))  # type: ignore[arg-type]
+    return torch.where(counts, losses.view(counts.shape), 0.0).sum(1) / counts.sum(1)
