@@ -32,9 +32,9 @@ from torch.utils.data import DataLoader
 
 from dpfy.core import packages
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.integrations import epoch
+from dpfy.integrations import apart, ending, epoch
+from dpfy.integrations.totals import Totals
 from dpfy.plan.recipe import Plan
-from dpfy.training import averaging
 from dpfy.training.admission import NARROW
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run
@@ -53,8 +53,8 @@ class PrivateAccelerator(Accelerator):
 
     `prepare` takes the model, its optimizer and the training data (the first loader given with them); the scheduler with them or later.
     The loader gives physical batches, an epoch of the plan at a time; its length is the number of steps in an epoch. The run is entered
-    when the first batch is asked for and ends with the last step of the plan. `load_state`, or ``Run(path, resume=True)``, goes on with
-    an unfinished run, to the same bits.
+    when the first batch is asked for and ends with the last step of the plan, or, where the plan may end early, with `end_training` after a
+    `break`. `load_state`, or ``Run(path, resume=True)``, goes on with an unfinished run, to the same bits.
 
     Guarantees: those of :class:`PrivateTraining`. `log` publishes what the caller says is public, as `PrivateTraining.record` does.
     """
@@ -71,8 +71,8 @@ class PrivateAccelerator(Accelerator):
         super().__init__(*given, **settings)
         if self.num_processes > 1:
             raise Unsupported("PrivateAccelerator with several processes", "use PrivateTraining under torchrun")
-        if self.mixed_precision == "fp16":
-            raise Unsupported("mixed_precision='fp16'", f"{NARROW}: mixed_precision='bf16'")
+        if self.mixed_precision not in ("no", "bf16"):
+            raise Unsupported(f"mixed_precision={self.mixed_precision!r}", f"{NARROW}: mixed_precision='bf16'")
         if self.gradient_accumulation_steps != 1:
             rule = "the plan's batch decides, and Runtime(max_physical_batch=...) how many examples at once: leave it 1"
             raise InvalidInput("gradient_accumulation_steps", self.gradient_accumulation_steps, rule)
@@ -84,6 +84,8 @@ class PrivateAccelerator(Accelerator):
         self._moving: torch.optim.Optimizer | None = None
         self._train: object = None
         self._rules: list[LRScheduler] = []
+        self._others: list[DataLoader[Any]] = []
+        self._totals, self._epoch_totals = Totals(), Totals()
 
     def prepare(self, *given: Any, **settings: Any) -> Any:
         """What was given, in its order: model, optimizer, training loader and scheduler for the run, all else as Accelerate does it."""
@@ -91,13 +93,18 @@ class PrivateAccelerator(Accelerator):
         if whole and self._model is not None:
             raise Unsupported("a second model in a private run", "prepare one; others can be used as they are")
         made = tuple(self._taken(part, whole) for part in given)
+        if self._train is not None and any(apart.share(self._train, other) for other in self._others):
+            raise InvalidInput("prepare", "the training data", "must be other data: what is measured on it is logged")
         return made if len(made) > 1 else made[0]
 
     def backward(self, loss: Tensor, **settings: Any) -> None:
         """Hand one loss for each example to the run; at the end of a logical batch the optimizer moves."""
         if not isinstance(loss, Tensor) or loss.dim() != 1:
             raise InvalidInput("backward", "a scalar", 'takes one loss for each example: compute it with reduction="none"')
-        self._live().step(loss)
+        training, total = self._live(), loss.detach().sum(dtype=torch.float64)
+        for totals in (self._totals, self._epoch_totals):
+            totals.add(total, max(1, len(loss)))
+        training.step(loss)
 
     @property
     def sync_gradients(self) -> bool:
@@ -124,6 +131,11 @@ class PrivateAccelerator(Accelerator):
         for name, value in values.items():
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise InvalidInput(f"log {name}", type(value).__name__, "must be a plain number that may be published")
+        if self.training is not None:
+            self.training.require_public(values)
+        for name, value in values.items():
+            for totals in (self._totals, self._epoch_totals):
+                totals.check(f"log {name}", float(value), epoch.steps_each(self.plan.recipe))
         if self.training is not None and not self.training.folder.finished:
             self.training.record(**values)
         super().log(values, step=step, log_kwargs=log_kwargs or {})
@@ -149,10 +161,14 @@ class PrivateAccelerator(Accelerator):
         return dataloader
 
     def end_training(self) -> None:
-        """Leave the run; one that is not complete says so and can be resumed."""
-        if self.training is not None and not self.training.folder.finished:
-            self.training.__exit__(None, None, None)
-            self.training = None
+        """End a run that may end early, billed up to the next point of its plan. Any other that is not complete is left, to be resumed."""
+        training = self.training
+        if training is not None and not training.folder.finished:
+            if training.plan.recipe.stopping is not None and training.steps_done:
+                self._finish(training)
+            else:
+                training.__exit__(None, None, None)
+                self.training = None
         super().end_training()
 
     def _taken(self, part: Any, whole: bool) -> Any:
@@ -168,6 +184,8 @@ class PrivateAccelerator(Accelerator):
         if whole and isinstance(part, DataLoader) and self._train is None:
             self._train = part
             return _Epochs(self)
+        if isinstance(part, DataLoader):
+            self._others.append(part)
         return super().prepare(part)
 
     def _live(self) -> PrivateTraining:
@@ -201,14 +219,16 @@ class PrivateAccelerator(Accelerator):
         training, steps = self._opened(), self.plan.recipe.steps
         if training.folder.finished:
             return
-        each = epoch.steps_each(self.plan.recipe)
+        each, self._epoch_totals = epoch.steps_each(self.plan.recipe), Totals()
         end = min(steps, (training.steps_done // each + 1) * each)
         while training.steps_done < end and (batch := next(self._batches, None)) is not None:
             yield batch
-        if training.steps_done == steps:
-            training.finish()
-            averaging.adopt(training.average, training.model)
-            training.__exit__(None, None, None)
+        if training.steps_done == training.last_step:
+            self._finish(training)
+
+    def _finish(self, training: PrivateTraining) -> None:
+        ending.finish(training)
+        training.__exit__(None, None, None)
 
 
 class _Epochs:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -21,13 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfy.core import check, packages
+from dpfy.core import packages
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.given import lazy
 from dpfy.data.lazy import LazyRecords
-from dpfy.integrations import epoch, measured, model_card, task_losses, trainer_arguments
+from dpfy.integrations import ending, epoch, measured, model_card, task_losses, trainer_arguments, trainer_evaluation
 from dpfy.plan.recipe import Plan
-from dpfy.training import averaging
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, complete
 from dpfy.training.runtime import Runtime
@@ -40,7 +40,6 @@ try:
 except ImportError:
     raise packages.missing("the Hugging Face Trainer", "transformers") from None
 
-PUBLIC = "public"
 KEPT = "trainer"
 
 
@@ -49,8 +48,8 @@ class PrivateTrainer(Trainer):
 
     The plan decides batches, steps and clipping; per_device_train_batch_size is the most examples at once. `eval_is="public"` declares
     the evaluation data public: without it nothing is evaluated while training. ``train(resume_from_checkpoint=True)`` goes on with an
-    unfinished run, to the same bits. A loss of your own: override `compute_losses`, or give a compute_loss_func, which return one
-    loss for each example.
+    unfinished run, to the same bits. A callback that stops training ends the run, billed as the plan says. A loss of your own: override
+    `compute_losses`, or give a compute_loss_func, which return one loss for each example.
 
     Guarantees: those of :class:`PrivateTraining`. What is logged, saved and pushed is a function of the released weights, the arguments
     and data that was declared public. max_grad_norm is not applied: the plan's clip norm bounds each example.
@@ -82,10 +81,11 @@ class PrivateTrainer(Trainer):
             run if isinstance(run, Run) else Run(run if run is not None else f"{os.path.abspath(self.args.output_dir)}-dpfy")
         )
         self.training: PrivateTraining | None = None
+        self._computing = False
         self.args.restore_callback_states_from_checkpoint = True  # a resumed run repeats what callbacks do
         self._require_apart()
         asked = str(getattr(self.args.eval_strategy, "value", self.args.eval_strategy)) != "no" or self.args.eval_on_start
-        self._check_evaluation(self.eval_dataset, asked)
+        trainer_evaluation.require_public(self, None, asked)
 
     def compute_losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         """One loss for each example of a physical batch, from the model's logits; compute_loss_func(outputs, labels) where it was given."""
@@ -108,6 +108,7 @@ class PrivateTrainer(Trainer):
             raise Unsupported(
                 "hyperparameter search inside of a private run", "each trial is a release: make a run for each of them"
             )
+        trainer_arguments.check(self.args, self.plan)
         run = self._run_for(resume_from_checkpoint)
         started = time.time()
         if self.args.gradient_checkpointing:
@@ -120,11 +121,11 @@ class PrivateTrainer(Trainer):
         try:
             with self._private(run) as self.training:
                 self._loop(self.training, ignore_keys_for_eval)
-                self.training.finish()
-                averaging.adopt(self.training.average, self.model)
+                ending.finish(self.training)
+                epsilon = self.training.guarantee().epsilon(self.plan.delta)
         finally:
             self.is_in_train = False
-        return self._finished(started)
+        return self._finished(started, epsilon)
 
     def training_step(self, *given: Any, **settings: Any) -> Tensor:
         """Refused: the run computes gradients, example by example."""
@@ -132,19 +133,26 @@ class PrivateTrainer(Trainer):
 
     def evaluate(self, eval_dataset: Any = None, *given: Any, **settings: Any) -> dict[str, float]:
         """Trainer's, with the averaged weights; the model and torch's generators are left as they were."""
-        model, training = self.model, self.training
-        self._check_evaluation(eval_dataset, self.is_in_train)
-        shadowed, mode = {k: v for k, v in vars(model).items() if k == "forward"}, model.training
-        running = training is not None and self.is_in_train
-        try:
-            with torch.random.fork_rng(devices=[]), training.averaged() if running and training else nullcontext():
-                return super().evaluate(eval_dataset, *given, **settings)
-        finally:
-            vars(model).pop("forward", None)  # accelerate puts another in its place
-            vars(model).pop("_original_forward", None)
-            vars(model).update(shadowed)
-            self.accelerator._models.clear()
-            model.train(mode)
+        trainer_evaluation.require_public(self, eval_dataset, self.is_in_train)
+        with trainer_evaluation.aside(self):
+            return super().evaluate(eval_dataset, *given, **settings)
+
+    def predict(self, test_dataset: Any, *given: Any, **settings: Any) -> Any:
+        """Trainer's, as `evaluate`; while training on other data than the run's."""
+        if self.is_in_train:
+            trainer_evaluation.require_apart(self, test_dataset)
+        with trainer_evaluation.aside(self):
+            return super().predict(test_dataset, *given, **settings)
+
+    def log(self, logs: dict[str, float], *given: Any, **settings: Any) -> None:
+        """Trainer's. What is logged while losses are computed is withheld; a loss of the batch is refused where it is recognised."""
+        if self._computing:
+            words = f"log({next(iter(logs), '')!r}) is withheld: where losses are computed it comes from private records"
+            warnings.warn(f"{words}; log in an evaluation", stacklevel=2)
+            return
+        if self.training is not None:
+            self.training.require_public({measured.word(k): v for k, v in logs.items() if isinstance(v, int | float)})
+        super().log(logs, *given, **settings)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Trainer's, with the privacy of a finished run in its model card."""
@@ -169,7 +177,11 @@ class PrivateTrainer(Trainer):
             if fresh:
                 self._opened(training.steps_done)
                 self._rate = self._get_learning_rate()
-            step(batch)
+            self._computing = True
+            try:
+                step(batch)
+            finally:
+                self._computing = False
             fresh = training.boundary
             if not fresh:
                 self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
@@ -203,7 +215,7 @@ class PrivateTrainer(Trainer):
 
     def _reached(self, done: int, ignore: list[str] | None) -> None:
         """What Trainer does after a step, for each step since it did it last: a step without records has no batch of its own."""
-        while self.state.global_step < done and not self.control.should_training_stop:
+        while self.state.global_step < done:
             self.state.global_step += 1
             self.state.epoch = self.state.global_step / self._each
             self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
@@ -303,14 +315,14 @@ class PrivateTrainer(Trainer):
             raise InvalidInput("resume_from_checkpoint", str(resume), f"there is no run to resume in {folder}")
         return replace(self.private_run, resume=True)
 
-    def _finished(self, started: float) -> TrainOutput:
+    def _finished(self, started: float, epsilon: float) -> TrainOutput:
         """What Trainer does at the end. The training loss is private: it is not told."""
         seconds = time.time() - started
         metrics = {
             "train_runtime": round(seconds, 4),
             "train_steps_per_second": round(self.state.global_step / max(seconds, 1e-9), 3),
         }
-        metrics |= {"epsilon": self.plan.epsilon, "delta": self.plan.delta}
+        metrics |= {"epsilon": epsilon, "delta": self.plan.delta}
         self.log(metrics)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
@@ -319,7 +331,7 @@ class PrivateTrainer(Trainer):
 
     def _describe(self, output_dir: str | None) -> None:
         if self.training is not None and self.args.should_save:
-            model_card.describe(Path(output_dir or self.args.output_dir), Path(self.private_run.path))
+            model_card.describe(Path(output_dir or self.args.output_dir), Path(self.private_run.path), self.model)
 
     def _require_apart(self) -> None:
         """The run's folder holds secrets while it lasts: it must not lie where Trainer uploads from."""
@@ -328,18 +340,6 @@ class PrivateTrainer(Trainer):
                 "run",
                 str(self.private_run.path),
                 "must lie outside of output_dir, which is saved and pushed while the run has secrets",
-            )
-
-    def _check_evaluation(self, given: Any, asked: bool) -> None:
-        if self.eval_is is not None:
-            check.one_of("eval_is", self.eval_is, [PUBLIC])
-        if asked and self.eval_is != PUBLIC:
-            rule = 'say eval_is="public" if the evaluation data is public: its metrics are logged; else evaluate after training'
-            raise InvalidInput("eval_is", self.eval_is, rule)
-        sets = given.values() if isinstance(given, dict) else [given]
-        if any(data is self.train_dataset for data in sets if data is not None):
-            raise InvalidInput(
-                "eval_dataset", "the training data", "must be other data: what is measured on it would be published"
             )
 
     @property

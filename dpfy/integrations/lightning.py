@@ -22,9 +22,9 @@ from torch import Tensor
 
 from dpfy.core import check, packages
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.integrations import epoch, measured
+from dpfy.integrations import apart, ending, epoch, measured
 from dpfy.plan.recipe import Plan
-from dpfy.training import averaging, state
+from dpfy.training import state
 from dpfy.training.admission import NARROW
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run
@@ -39,6 +39,7 @@ except ImportError:
 
 KEPT = "dpfy"
 PUBLIC = "public"
+SEARCHES = {"LearningRateFinder", "BatchSizeFinder"}
 PER_EXAMPLE = 'return one loss for each example from training_step: compute it with reduction="none"'
 
 
@@ -90,12 +91,14 @@ class PrivateStrategy(SingleDeviceStrategy):
         self.runtime = replace(runtime or Runtime(), device=str(self.root_device))
         self.training: PrivateTraining | None = None
         self._loader: Any = None
+        self._others: list[Any] = []
         self._held: dict[str, Any] | None = None
 
     # --- what Lightning calls before it trains ---------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any) -> None:
         """Refuse what contradicts the plan, before anything is reserved."""
+        self._loader, self._others = None, []
         if self._fitting(trainer):
             _check_trainer(trainer, self.plan, self._each)
             if trainer.enable_validation and self.val_is != PUBLIC:
@@ -106,13 +109,16 @@ class PrivateStrategy(SingleDeviceStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         """The training loader is kept for its data, and turns are handed out in its place; others pass."""
         trainer = self._trainer
-        if self._fitting(trainer) and trainer.fit_loop._combined_loader is None and not trainer.sanity_checking:
+        if not self._fitting(trainer):
+            return dataloader
+        training = trainer.fit_loop._combined_loader is None and not trainer.sanity_checking
+        if training:
             self._loader = dataloader
-            return Turns(self._each)
-        data = getattr(dataloader, "dataset", dataloader)
-        if self._fitting(trainer) and self._loader is not None and data is getattr(self._loader, "dataset", self._loader):
+        else:
+            self._others.append(dataloader)
+        if self._loader is not None and any(apart.share(self._loader, other) for other in self._others):
             raise InvalidInput("val_dataloaders", "the training data", "must be other data: what is measured on it is published")
-        return dataloader
+        return Turns(self._each) if training else dataloader
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Lightning's checkpoint; it must be one of a private run if training goes on from it."""
@@ -160,6 +166,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         self._due = target
         self._hush(True)
         self._make(target)
+        self._stop_at_the_end(training)
 
     # --- a step -------------------------------------------------------------------------------------------------------------------------
 
@@ -171,8 +178,7 @@ class PrivateStrategy(SingleDeviceStrategy):
             )
         self._due = min(self._due + 1, self.plan.recipe.steps)
         self._make(self._due)
-        if self.training.steps_done == self.plan.recipe.steps:
-            self._trainer.should_stop = True
+        self._stop_at_the_end(self.training)
         return torch.zeros((), device=self.root_device)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -191,6 +197,10 @@ class PrivateStrategy(SingleDeviceStrategy):
         while training.steps_done < due and (batch := next(self._batches, None)) is not None:
             self._step(batch)
         self._random = state.generators(training.device)
+
+    def _stop_at_the_end(self, training: PrivateTraining) -> None:
+        if training.steps_done == training.last_step:
+            self._trainer.should_stop = True
 
     def _losses_of(self) -> Callable[[Any], Tensor]:
         """The module's `training_step` as a function of a physical batch."""
@@ -229,8 +239,12 @@ class PrivateStrategy(SingleDeviceStrategy):
         if found:
             training.record(**found)
         for config in self.lr_scheduler_configs:
-            if config.reduce_on_plateau and (name := measured.word(str(config.monitor))) in found:
-                training.schedule(**{name: found[name]})
+            if not config.reduce_on_plateau:
+                continue
+            if (name := measured.word(str(config.monitor))) not in found:
+                rule = f"must be among the metrics of the validation: {', '.join(found)}"
+                raise InvalidInput("monitor", str(config.monitor), rule)
+            training.schedule(**{name: found[name]})
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Lightning's checkpoint, and then the run's own: where the second is missing, a resumed run makes its steps again."""
@@ -248,9 +262,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         self._hush(False)
         if training is None or training.folder.finished:
             return
-        if training.steps_done == self.plan.recipe.steps or self._trainer.should_stop:
-            training.finish()
-            averaging.adopt(training.average, training.model)
+        if training.steps_done == training.last_step or self._trainer.should_stop:
+            ending.finish(training)
         training.__exit__(None, None, None)
 
     def on_exception(self, exception: BaseException) -> None:
@@ -322,6 +335,11 @@ def _check_trainer(trainer: Any, plan: Plan, each: int) -> None:
         )
     if precision.startswith("16"):
         raise Unsupported(f"precision={precision!r}", f'{NARROW}; in Lightning precision="bf16-mixed"')
+    for callback in trainer.callbacks:
+        if found := {kind.__name__ for kind in type(callback).__mro__} & SEARCHES:
+            raise Unsupported(
+                f"{found.pop()} in private training", "what it tries on the data has no bill: choose on public data"
+            )
     if not trainer.lightning_module.automatic_optimization:
         raise Unsupported("manual optimization", "leave automatic_optimization True: the run makes the steps")
 

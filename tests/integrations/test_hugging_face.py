@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Subset
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -28,10 +28,6 @@ COSINE = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine", "warmup_steps": 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 2}
 
 
-class Stop(Exception):
-    """The process dies here."""
-
-
 class At(transformers.TrainerCallback):
     """Does something after a step."""
 
@@ -43,10 +39,6 @@ class At(transformers.TrainerCallback):
             self.act(args, state, control, given)
 
 
-def die(*given: Any) -> None:
-    raise Stop
-
-
 def trainer(
     path: Path, name: str = "bert", *, arguments: dict[str, Any] | None = None, kind: type = PrivateTrainer, **settings: Any
 ):
@@ -56,22 +48,18 @@ def trainer(
     data = settings.pop("data", None) or tiny.Texts(name)
     made = {"model": net, "args": args, "train_dataset": data, "data_collator": tiny.collate, "plan": tiny.plan(), "run": run}
     made = kind(**made | {"runtime": tiny.RUNTIME} | settings)
-    torch.manual_seed(11)
+    torch.manual_seed(tiny.SEED)
     return made
 
 
-def two(path: Path, name: str) -> Any:
+def two(path: Path, name: str, mixed: str = "") -> Any:
     def adam(net):
         return torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0, fused=True)
 
     def cosine(optimizer):
         return transformers.get_cosine_schedule_with_warmup(optimizer, 2, tiny.STEPS)
 
-    return tiny.level_two(path / "two", name, adam, cosine, torch_seed=11)
-
-
-def card(path: Path) -> dict[str, Any]:
-    return json.loads((path / "run" / "privacy.json").read_text())
+    return tiny.level_two(path, name, adam, cosine, mixed)
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
@@ -84,8 +72,8 @@ def test_trainer_equals_level_two_bit_for_bit(tmp_path, name):
     assert out.global_step == tiny.STEPS
     assert math.isnan(out.training_loss), "the training loss is private"
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
-    assert card(tmp_path)["sections"][0]["optimizer"]["schedule"].startswith("LambdaLR(_get_cosine_schedule_with_warmup")
-    assert card(tmp_path)["sections"][0]["recorded"] == "eval_loss"
+    assert tiny.section(tmp_path)["optimizer"]["schedule"].startswith("LambdaLR(_get_cosine_schedule_with_warmup")
+    assert tiny.section(tmp_path)["recorded"] == "eval_loss"
     logged = {key for row in mine.state.log_history for key in row}
     assert {"learning_rate", "eval_loss", "epsilon"} <= logged
     assert not logged & {"loss", "grad_norm", "train_loss", "num_input_tokens_seen", "total_flos"}
@@ -94,21 +82,11 @@ def test_trainer_equals_level_two_bit_for_bit(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_bfloat16_is_autocast(tmp_path):
-    mine = trainer(tmp_path, "gpt2", arguments={"bf16": True})
+@pytest.mark.parametrize("name", tiny.MODELS)
+def test_bfloat16_is_that_of_level_two_bit_for_bit(tmp_path, name):
+    mine = trainer(tmp_path, name, arguments={"bf16": True})
     mine.train()
-    net = tiny.model("gpt2")
-    net.train()
-    adam = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
-    cosine = transformers.get_cosine_schedule_with_warmup(adam, 2, tiny.STEPS)
-    data, run = dpfy.lazy(tiny.Texts("gpt2"), collate=tiny.collate), dpfy.Run(tmp_path / "two", seed=3)
-    torch.manual_seed(11)
-    with dpfy.PrivateTraining(net, adam, data, tiny.plan(), run, runtime=tiny.RUNTIME, scheduler=cosine) as training:
-        for batch in training.batches():
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                logits = net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            training.step(dpfy.training.losses.next_token(logits.float(), batch["labels"]))
-    assert tiny.same(mine.model, net)
+    assert tiny.same(mine.model, two(tmp_path, name, "model"))
 
 
 # --- resumed through Trainer's own interface ---------------------------------------------------------------------------------------
@@ -136,8 +114,8 @@ def test_a_run_that_was_killed_is_resumed_bit_for_bit(tmp_path, saving, schedule
     whole = trainer(tmp_path / "whole", arguments=arguments, **public)
     whole.train()
     for step in (1, 5):
-        with pytest.raises(Stop):
-            trainer(tmp_path / "cut", arguments=arguments, callbacks=[At(step, die)], **public).train(
+        with pytest.raises(tiny.Stop):
+            trainer(tmp_path / "cut", arguments=arguments, callbacks=[At(step, tiny.die)], **public).train(
                 resume_from_checkpoint=step > 1
             )
     again = trainer(tmp_path / "cut", arguments=arguments, **public)
@@ -149,7 +127,7 @@ def test_a_run_that_was_killed_is_resumed_bit_for_bit(tmp_path, saving, schedule
         return [{k: row[k] for k in ("step", "learning_rate", "eval_loss") if k in row} for row in made.state.log_history]
 
     assert told(again) == told(whole)
-    assert card(tmp_path / "cut")["sections"][0]["optimizer"] == card(tmp_path / "whole")["sections"][0]["optimizer"]
+    assert tiny.section(tmp_path / "cut")["optimizer"] == tiny.section(tmp_path / "whole")["optimizer"]
 
 
 @pytest.mark.slow
@@ -185,8 +163,8 @@ def test_a_killed_process_leaves_a_run_that_goes_on(tmp_path):
 )
 def test_resuming_with_other_arguments_is_refused(tmp_path, arguments, settings, told):
     saved = {"save_strategy": "steps", "save_steps": 2}
-    with pytest.raises(Stop):
-        trainer(tmp_path, arguments=saved, callbacks=[At(3, die)]).train()
+    with pytest.raises(tiny.Stop):
+        trainer(tmp_path, arguments=saved, callbacks=[At(3, tiny.die)]).train()
     with pytest.raises(DpfyError, match=told):
         trainer(tmp_path, arguments=saved | arguments, **settings).train(resume_from_checkpoint=True)
     trainer(tmp_path, arguments=saved).train(resume_from_checkpoint=True)
@@ -323,14 +301,25 @@ def test_evaluation_on_the_training_data_is_refused(tmp_path):
         mine.train()
 
 
-def test_an_early_stop_ends_the_run_and_is_told(tmp_path):
+@pytest.mark.parametrize(("settings", "steps", "billed"), [({}, 4, 6), ({"plan": tiny.MAY_STOP}, 3, 4)])
+def test_an_early_stop_ends_the_run_and_is_told(tmp_path, settings, steps, billed):
     def stop(args, state, control, given):
         control.should_training_stop = True
 
-    out = trainer(tmp_path, callbacks=[At(4, stop)]).train()
-    assert out.global_step == 4
-    assert card(tmp_path)["sections"][0]["steps_done"] == 4
-    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+    with pytest.warns(UserWarning, match=f"ended after {steps} of 6 steps, {billed} billed"):
+        out = trainer(tmp_path, callbacks=[At(steps, stop)], **settings).train()
+    assert out.global_step == steps
+    assert out.metrics["epsilon"] == tiny.check_ended(tmp_path, steps, billed)
+
+
+def test_a_stop_before_a_step_ends_counts_the_step(tmp_path):
+    class Stops(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, **given):
+            control.should_training_stop = True
+
+    out = trainer(tmp_path, callbacks=[Stops()], plan=tiny.MAY_STOP).train()
+    assert out.global_step == 1
+    tiny.check_ended(tmp_path, 1)
 
 
 @pytest.mark.slow
@@ -341,12 +330,13 @@ def test_a_patient_callback_is_as_patient_in_a_resumed_run(tmp_path):
     def made(path, *more):
         public = {"eval_dataset": tiny.Texts("bert", 10, 2), "eval_is": "public"}
         patient = transformers.EarlyStoppingCallback(3, early_stopping_threshold=100.0)
-        return trainer(path, arguments=arguments, callbacks=[patient, *more], **public)
+        return trainer(path, arguments=arguments, callbacks=[patient, *more], plan=tiny.MAY_STOP, **public)
 
     whole = made(tmp_path / "whole").train()
     assert whole.global_step == 4
-    with pytest.raises(Stop):
-        made(tmp_path / "cut", At(3, die)).train()
+    assert whole.metrics["epsilon"] == tiny.check_ended(tmp_path / "whole", 4)
+    with pytest.raises(tiny.Stop):
+        made(tmp_path / "cut", At(3, tiny.die)).train()
     assert made(tmp_path / "cut").train(resume_from_checkpoint=True).global_step == 4
     models = [(tmp_path / name / "run/model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert models[0] == models[1]
@@ -403,7 +393,7 @@ def test_metrics_of_any_name_and_no_data(tmp_path):
         tmp_path, arguments=EVALUATED, eval_dataset=tiny.Texts("bert", 10, 2), eval_is="public", compute_metrics=metrics
     )
     mine.train()
-    assert card(tmp_path)["sections"][0]["recorded"] == "eval_loss, eval_odd_name_here"
+    assert tiny.section(tmp_path)["recorded"] == "eval_loss, eval_odd_name_here"
     empty = trainer(tmp_path / "none")
     empty.train_dataset = None
     with pytest.raises(InvalidInput, match="train_dataset: got None; must be given"):
@@ -430,3 +420,83 @@ def test_datasets_and_a_masking_collator(tmp_path):
     mine = trainer(tmp_path, net=net, data=datasets.Dataset.from_list(rows), data_collator=collator)
     mine.train()
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+
+
+# --- what a careless colleague does -------------------------------------------------------------------------------------------------
+
+
+def test_a_part_of_the_training_data_is_no_evaluation_data(tmp_path):
+    data = tiny.Texts("bert")
+    part = Subset(data, range(5))
+    for given in (part, {"some": part}, Subset(part, [0])):
+        with pytest.raises(InvalidInput, match="eval_dataset: got 'the training data'"):
+            trainer(tmp_path, data=data, eval_dataset=given, eval_is="public", arguments=EVALUATED)
+    mine = trainer(tmp_path, data=Subset(data, range(40)), eval_dataset=Subset(data, range(40, 48)), plan=tiny.plan(records=40))
+    mine.eval_dataset = Subset(data, [39])
+    with pytest.raises(InvalidInput, match="eval_dataset: got 'the training data'"):
+        mine.evaluate()
+    mine.eval_dataset = {"some": Subset(data, [39])}
+    with pytest.raises(InvalidInput, match="eval_dataset: got 'the training data'"):
+        mine.evaluate("some")
+
+
+def test_what_is_logged_where_losses_are_computed_is_withheld(tmp_path):
+    class Logging(PrivateTrainer):
+        def compute_losses(self, model, inputs):
+            losses = super().compute_losses(model, inputs)
+            self.log({"train_loss": losses.detach().mean()})
+            return losses
+
+    mine = trainer(tmp_path, kind=Logging)
+    with pytest.warns(UserWarning, match=r"log\('train_loss'\) is withheld"):
+        mine.train()
+    assert not any("train_loss" in row for row in mine.state.log_history)
+
+
+def test_the_loss_of_the_last_batch_is_not_logged_later_either(tmp_path):
+    class Keeping(PrivateTrainer):
+        def compute_losses(self, model, inputs):
+            self.kept = (losses := super().compute_losses(model, inputs)).detach().mean()
+            return losses
+
+    mine = trainer(tmp_path, kind=Keeping)
+    mine.add_callback(At(2, lambda *given: mine.log({"train_loss": mine.kept.item()})))
+    with pytest.raises(InvalidInput, match="loss of the last batch"):
+        mine.train()
+
+
+def test_arguments_that_were_changed_since_are_looked_at_again(tmp_path):
+    mine = trainer(tmp_path)
+    mine.args.max_steps = 3
+    with pytest.raises(InvalidInput, match="max_steps: got 3"):
+        mine.train()
+    assert not (tmp_path / "run").exists()
+
+
+def test_predictions_while_training_change_nothing(tmp_path):
+    def predict(args, state, control, given):
+        mine.predict(tiny.Texts("bert", 10, 2))
+
+    mine = trainer(tmp_path)
+    mine.add_callback(At(2, predict))
+    mine.train()
+    assert tiny.same(mine.model, two(tmp_path, "bert"))
+    mine = trainer(tmp_path / "own")
+    mine.add_callback(At(2, lambda *given: mine.predict(mine.train_dataset)))
+    with pytest.raises(InvalidInput, match="the training data"):
+        mine.train()
+
+
+def test_other_weights_than_those_of_the_run_are_not_described_as_its_own(tmp_path):
+    mine = trainer(tmp_path)
+    mine.train()
+    mine.save_model(str(tmp_path / "same"))
+    assert "not those" not in (tmp_path / "same/README.md").read_text()
+    with torch.no_grad():
+        next(mine.model.parameters()).add_(1)
+    mine.save_model(str(tmp_path / "other"))
+    assert "weights saved here are not those that the run ended with" in (tmp_path / "other/README.md").read_text()
+
+
+def test_no_record_is_read_before_the_reservation(tmp_path):
+    trainer(tmp_path, data=tiny.Guarded("bert", tmp_path / "run")).train()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as rates
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 lightning = pytest.importorskip("lightning")
 pytest.importorskip("transformers")
@@ -25,10 +25,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tiny  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class Stop(Exception):
-    """The process dies here."""
 
 
 class Module(lightning.LightningModule):
@@ -47,7 +43,7 @@ class Module(lightning.LightningModule):
         self.log("val/loss", tiny.losses(self.net, batch).mean())
 
     def configure_optimizers(self):
-        adam = torch.optim.Adam([p for p in self.net.parameters() if p.requires_grad], lr=1e-2)
+        adam = tiny.adam(self.net)
         if self.scheduler is None:
             return adam
         return {"optimizer": adam, "lr_scheduler": self.scheduler(adam)}
@@ -64,16 +60,12 @@ class At(lightning.Callback):
             self.act(trainer, module, outputs, batch)
 
 
-def die(*given: Any) -> None:
-    raise Stop
-
-
 def loader(name: str, records: int = tiny.RECORDS, seed: int = 1, **settings: Any) -> DataLoader:
     return DataLoader(tiny.Texts(name, records, seed), batch_size=8, collate_fn=tiny.collate, **settings)
 
 
 def cosine(optimizer):
-    return {"scheduler": rates.CosineAnnealingLR(optimizer, tiny.STEPS), "interval": "step"}
+    return {"scheduler": tiny.cosine(optimizer), "interval": "step"}
 
 
 def trainer(path: Path, *, strategy: dict[str, Any] | None = None, saving: int = 0, **settings: Any):
@@ -99,31 +91,20 @@ def fit(
 ) -> nn.Module:
     module = Module(tiny.model(name), scheduler)
     chosen = trainer(path, **settings)
-    torch.manual_seed(11)
+    torch.manual_seed(tiny.SEED)
     data = loader(name, shuffle=True)
     chosen.fit(module, data, loader(name, 10, 2) if val else None, ckpt_path=ckpt)
     return module
-
-
-def two(path: Path, name: str, scheduler: Any = lambda o: rates.CosineAnnealingLR(o, tiny.STEPS)) -> nn.Module:
-    def adam(net):
-        return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-2)
-
-    return tiny.level_two(path / "two", name, adam, scheduler, torch_seed=11)
-
-
-def card(path: Path) -> dict[str, Any]:
-    return json.loads((path / "run" / "privacy.json").read_text())["sections"][0]
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
 def test_lightning_equals_level_two_bit_for_bit(tmp_path, name):
     """With validation and checkpoints on the one side and none on the other."""
     module = fit(tmp_path, name, saving=2, val_check_interval=2)
-    assert tiny.same(module.net, two(tmp_path, name))
+    assert tiny.same(module.net, tiny.level_two(tmp_path, name))
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
-    assert card(tmp_path)["optimizer"]["schedule"].startswith("CosineAnnealingLR(")
-    assert card(tmp_path)["recorded"] == "val_loss"
+    assert tiny.section(tmp_path)["optimizer"]["schedule"].startswith("CosineAnnealingLR(")
+    assert tiny.section(tmp_path)["recorded"] == "val_loss"
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 4, 6]
 
@@ -131,24 +112,14 @@ def test_lightning_equals_level_two_bit_for_bit(tmp_path, name):
 def test_a_scheduler_of_epochs_is_stepped_once_an_epoch(tmp_path):
     module = fit(tmp_path, scheduler=lambda o: rates.StepLR(o, 1, 0.5), val=False)
     assert module.trainer.optimizers[0].param_groups[0]["lr"] == 1e-2 / 2, "6 steps are one epoch and a half"
-    assert card(tmp_path)["optimizer"]["schedule"] == "StepLR(step_size=1, gamma=0.5) after every 4 steps"
+    assert tiny.section(tmp_path)["optimizer"]["schedule"] == "StepLR(step_size=1, gamma=0.5) after every 4 steps"
 
 
 @pytest.mark.slow
-def test_bfloat16_is_autocast(tmp_path):
-    module = fit(tmp_path, "gpt2", precision="bf16-mixed")
-    net = tiny.model("gpt2")
-    net.train()
-    adam = torch.optim.Adam(net.parameters(), lr=1e-2)
-    data, run = dpfy.lazy(tiny.Texts("gpt2"), collate=tiny.collate), dpfy.Run(tmp_path / "two", seed=3)
-    scheduler = rates.CosineAnnealingLR(adam, tiny.STEPS)
-    torch.manual_seed(11)
-    with dpfy.PrivateTraining(net, adam, data, tiny.plan(), run, runtime=tiny.RUNTIME, scheduler=scheduler) as training:
-        for batch in training.batches():
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                losses = tiny.losses(net, batch)
-            training.step(losses)
-    assert tiny.same(module.net, net)
+@pytest.mark.parametrize("name", tiny.MODELS)
+def test_bfloat16_is_that_of_level_two_bit_for_bit(tmp_path, name):
+    module = fit(tmp_path, name, precision="bf16-mixed")
+    assert tiny.same(module.net, tiny.level_two(tmp_path, name, mixed="step"))
 
 
 # --- resumed through Lightning's own interface ------------------------------------------------------------------------------------
@@ -163,13 +134,13 @@ def test_a_fit_that_was_killed_is_resumed_bit_for_bit(tmp_path, scheduler):
     made = cosine if scheduler == "cosine" else plateau
     settings = {"scheduler": made, "saving": 2, "val_check_interval": 2}
     whole = fit(tmp_path / "whole", **settings)
-    with pytest.raises(Stop):
-        fit(tmp_path / "cut", callbacks=[At(3, die)], **settings)
-    with pytest.raises(Stop):
-        fit(tmp_path / "cut", callbacks=[At(5, die)], ckpt=tmp_path / "cut/saved/last.ckpt", **settings)
+    with pytest.raises(tiny.Stop):
+        fit(tmp_path / "cut", callbacks=[At(3, tiny.die)], **settings)
+    with pytest.raises(tiny.Stop):
+        fit(tmp_path / "cut", callbacks=[At(5, tiny.die)], ckpt=tmp_path / "cut/saved/last.ckpt", **settings)
     again = fit(tmp_path / "cut", ckpt=tmp_path / "cut/saved/last.ckpt", **settings)
     assert tiny.same(again.net, whole.net)
-    assert card(tmp_path / "cut")["optimizer"] == card(tmp_path / "whole")["optimizer"]
+    assert tiny.section(tmp_path / "cut")["optimizer"] == tiny.section(tmp_path / "whole")["optimizer"]
     assert again.trainer.global_step == tiny.STEPS
 
 
@@ -181,11 +152,11 @@ def test_a_crash_between_the_two_checkpoints_is_made_good(tmp_path, monkeypatch)
 
     def save(self):
         if self.steps_done == 4:
-            raise Stop
+            raise tiny.Stop
         real(self)
 
     monkeypatch.setattr(dpfy.PrivateTraining, "save", save)
-    with pytest.raises(Stop):
+    with pytest.raises(tiny.Stop):
         fit(tmp_path / "cut", saving=2, val=False)
     monkeypatch.setattr(dpfy.PrivateTraining, "save", real)
     found = sorted((tmp_path / "cut/saved").glob("*step=4*"))
@@ -194,8 +165,8 @@ def test_a_crash_between_the_two_checkpoints_is_made_good(tmp_path, monkeypatch)
 
 
 def test_only_the_latest_checkpoint_of_this_run_is_gone_on_from(tmp_path):
-    with pytest.raises(Stop):
-        fit(tmp_path, saving=2, callbacks=[At(5, die)], val=False)
+    with pytest.raises(tiny.Stop):
+        fit(tmp_path, saving=2, callbacks=[At(5, tiny.die)], val=False)
     saved = tmp_path / "saved"
     latest = saved / "last.ckpt"
     content = torch.load(latest, weights_only=False)
@@ -211,7 +182,7 @@ def test_only_the_latest_checkpoint_of_this_run_is_gone_on_from(tmp_path):
         fit(tmp_path, saving=2, ckpt=latest, scheduler=lambda o: {"scheduler": rates.ExponentialLR(o, 0.9)}, val=False)
     with pytest.raises(InvalidInput, match="there is no run to resume"):
         fit(tmp_path / "other", saving=2, ckpt=latest, val=False)
-    assert tiny.same(fit(tmp_path, saving=2, ckpt=latest, val=False).net, two(tmp_path, "bert"))
+    assert tiny.same(fit(tmp_path, saving=2, ckpt=latest, val=False).net, tiny.level_two(tmp_path, "bert"))
 
 
 # --- what contradicts the plan, in one line ----------------------------------------------------------------------------------------
@@ -309,13 +280,35 @@ def test_a_callback_that_writes_to_weights_ends_the_run(tmp_path):
         fit(tmp_path, callbacks=[At(2, write)], val=False)
 
 
-def test_an_early_stop_ends_the_run_and_is_told(tmp_path):
-    def stop(trainer, module, outputs, batch):
-        trainer.should_stop = True
+def stop(trainer: Any, *given: Any) -> None:
+    trainer.should_stop = True
 
-    fit(tmp_path, callbacks=[At(4, stop)], val=False)
-    assert card(tmp_path)["steps_done"] == 4
-    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+
+@pytest.mark.parametrize(("plan", "steps", "billed"), [(tiny.plan(), 4, 6), (tiny.MAY_STOP, 3, 4)])
+def test_an_early_stop_ends_the_run_and_is_told(tmp_path, plan, steps, billed):
+    with pytest.warns(UserWarning, match=f"ended after {steps} of 6 steps, {billed} billed"):
+        fit(tmp_path, callbacks=[At(steps, stop)], val=False, strategy={"plan": plan})
+    tiny.check_ended(tmp_path, steps, billed)
+
+
+@pytest.mark.slow
+def test_a_patient_callback_on_public_figures_ends_the_run(tmp_path):
+    patient = lightning.pytorch.callbacks.EarlyStopping("val/loss", min_delta=100.0, patience=1)
+    fit(tmp_path, callbacks=[patient], val_check_interval=2, strategy={"plan": tiny.MAY_STOP})
+    tiny.check_ended(tmp_path, 4)
+
+
+def test_a_crash_after_the_end_ends_there(tmp_path, monkeypatch):
+    """The ledger says that the run ended, its card is not written: it makes no further step."""
+
+    settings = {"val": False, "strategy": {"plan": tiny.MAY_STOP}, "saving": 1}
+    with monkeypatch.context() as crash:
+        crash.setattr(dpfy.training.finish, "_provenance", tiny.die)
+        with pytest.raises(tiny.Stop):
+            fit(tmp_path, callbacks=[At(3, stop)], **settings)
+    module = fit(tmp_path, ckpt=tmp_path / "saved/last.ckpt", **settings)
+    tiny.check_ended(tmp_path, 3)
+    assert module.trainer.global_step == 3
 
 
 @pytest.mark.slow
@@ -323,6 +316,41 @@ def test_a_fetcher_that_reads_ahead_does_no_harm(tmp_path):
     """The loader's own sampler is not used, and turns may be fetched ahead of their time."""
     module = Module(tiny.model("bert"), cosine)
     chosen = trainer(tmp_path)
-    torch.manual_seed(11)
+    torch.manual_seed(tiny.SEED)
     chosen.fit(module, loader("bert", shuffle=True, drop_last=True))
-    assert tiny.same(module.net, two(tmp_path, "bert"))
+    assert tiny.same(module.net, tiny.level_two(tmp_path, "bert"))
+
+
+# --- what a careless colleague does -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sanity", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_a_part_of_the_training_data_is_no_validation_data(tmp_path, sanity):
+    """Also where Lightning looks at the validation data first."""
+    data = loader("bert")
+    for part in (data.dataset, Subset(data.dataset, [1, 2])):
+        with pytest.raises(InvalidInput, match="val_dataloaders: got 'the training data'"):
+            trainer(tmp_path, num_sanity_val_steps=sanity).fit(
+                Module(tiny.model("bert")), data, DataLoader(part, collate_fn=tiny.collate)
+            )
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_looks_for_settings_on_the_training_data_is_refused(tmp_path):
+    finder = lightning.pytorch.callbacks.LearningRateFinder()
+    with pytest.raises(Unsupported, match="LearningRateFinder"):
+        fit(tmp_path, callbacks=[finder], val=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_record_is_read_before_the_reservation(tmp_path):
+    data = DataLoader(tiny.Guarded("bert", tmp_path / "run"), batch_size=8, collate_fn=tiny.collate)
+    trainer(tmp_path).fit(Module(tiny.model("bert"), cosine), data)
+
+
+def test_a_plateau_without_its_metric_is_told(tmp_path):
+    def plateau(optimizer):
+        return {"scheduler": rates.ReduceLROnPlateau(optimizer), "monitor": "val/accuracy"}
+
+    with pytest.raises(InvalidInput, match="monitor: got 'val/accuracy'; must be among the metrics of the validation: val_loss"):
+        fit(tmp_path, scheduler=plateau, val_check_interval=2)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.optim import lr_scheduler as rates
 from torch.utils.data import Dataset
 
 import dpfy
 from dpfy.integrations import task_losses
 
 V, RECORDS, STEPS = 40, 48, 6
+SEED = 11
+"""Of torch's own generator, when training begins."""
 
 
 def bert() -> nn.Module:
@@ -64,6 +69,18 @@ class Texts(Dataset):
         return self.items[index]
 
 
+class Guarded(Texts):
+    """Texts that may be read only once the run has reserved its plan."""
+
+    def __init__(self, name: str, run: Path) -> None:
+        super().__init__(name)
+        self.ledger = run / "ledger.jsonl"
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        assert self.ledger.is_file(), "a record was read before the reservation"
+        return super().__getitem__(index)
+
+
 def collate(items: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Pads to the longest: ids with 0, labels of tokens with -100."""
     ids = nn.utils.rnn.pad_sequence([item["input_ids"] for item in items], batch_first=True)
@@ -76,35 +93,81 @@ def collate(items: list[dict[str, Any]]) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": whole}
 
 
-def plan(steps: int = STEPS, records: int = RECORDS, batch: float = 12) -> dpfy.Plan:
-    return dpfy.dpsgd(records, batch, steps=steps, clip_norm=0.5).with_noise(1.0, delta=1e-2)
+def plan(steps: int = STEPS, records: int = RECORDS, batch: float = 12, **more: Any) -> dpfy.Plan:
+    return dpfy.dpsgd(records, batch, steps=steps, clip_norm=0.5, **more).with_noise(1.0, delta=1e-2)
+
+
+POINT = 4
+MAY_STOP = plan(stopping=[POINT])
+"""A plan that may end before its last step."""
+
+
+def check_ended(path: Path, steps: int, billed: int = POINT) -> float:
+    """The run ended after `steps`, is billed for `billed` of its plan, and verifies. What is billed."""
+    made = section(path)
+    epsilon = json.loads((path / "run" / "privacy.json").read_text())["guarantee"]["epsilon"]
+    assert made["steps_done"] == steps
+    assert made["ended"]["billed"] == billed if billed < STEPS else "ended" not in made
+    assert epsilon == pytest.approx(MAY_STOP.epsilon_after(billed) if billed < STEPS else plan().epsilon)
+    assert all(f.holds for f in dpfy.verify(path / "run"))
+    return float(epsilon)
 
 
 RUNTIME = dpfy.Runtime(max_physical_batch=8, device="cpu")
 
 
-def losses(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """As a user of level 2 writes it."""
+def losses(net: nn.Module, batch: dict[str, Tensor], mixed: bool = False) -> Tensor:
+    """As a user of level 2 writes it; with `mixed` the model computes in bfloat16."""
     given, labels = task_losses.inputs_for(net, batch)
-    return task_losses.of_model(net)(net(**given), labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+        outputs = net(**given)
+    return task_losses.of_model(net)(outputs, labels)
+
+
+def adam(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=1e-2)
+
+
+def cosine(optimizer: torch.optim.Optimizer) -> rates.LRScheduler:
+    return rates.CosineAnnealingLR(optimizer, STEPS)
 
 
 def level_two(
-    path: Path, name: str, optimizer_of: Any, scheduler_of: Any = None, seed: int | None = 3, **settings: Any
+    path: Path, name: str, optimizer_of: Any = adam, scheduler_of: Any = cosine, mixed: str = "", **settings: Any
 ) -> nn.Module:
-    """The private loop by hand."""
+    """The private loop by hand, in `path`/two; `mixed`: what is computed in bfloat16, nothing, the model or the whole step."""
     net = model(name)
     net.train()
     optimizer = optimizer_of(net)
-    scheduler = scheduler_of(optimizer) if scheduler_of else None
     data = dpfy.lazy(Texts(name), collate=collate)
-    run = dpfy.Run(path, seed=seed)
-    if (generator := settings.pop("torch_seed", None)) is not None:
-        torch.manual_seed(generator)
+    run = dpfy.Run(path / "two", seed=3)
+    scheduler = scheduler_of(optimizer)
+    torch.manual_seed(SEED)
     with dpfy.PrivateTraining(net, optimizer, data, plan(), run, runtime=RUNTIME, scheduler=scheduler, **settings) as training:
         for batch in training.batches():
-            training.step(losses(net, batch))
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed == "step"):
+                found = losses(net, batch, mixed == "model")
+            training.step(found)
     return net
+
+
+def section(path: Path) -> dict[str, Any]:
+    """What the card of the run in `path` tells of its training."""
+    found: dict[str, Any] = json.loads((path / "run" / "privacy.json").read_text())["sections"][0]
+    return found
+
+
+def each_model(default: str) -> list[Any]:
+    """All models; all but `default` take longer."""
+    return [name if name == default else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+
+
+class Stop(Exception):
+    """The process dies here."""
+
+
+def die(*given: Any) -> None:
+    raise Stop
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:

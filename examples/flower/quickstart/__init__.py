@@ -1,0 +1,1 @@
+"""Flower's PyTorch quickstart pattern, private by dpfy."""
