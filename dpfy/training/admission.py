@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.participation import WithoutReplacement
-from dpfy.plan.recipe import Plan, Recipe
+from dpfy.core.unit import EXAMPLE, user_unit
+from dpfy.data.owners import KeptRecords, Owned, Users
+from dpfy.data.users import UserRecords
+from dpfy.noise.shares import WAY_OUT, Shares
+from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe
 
 
 def check_parts(model: object, optimizer: object, plan: object) -> None:
@@ -51,9 +55,45 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, empty
         raise InvalidInput("optimizer", f"{name} with a state", rule)
 
 
+def check_owners(recipe: Recipe, train: object) -> None:
+    """Refuse records whose owners are another unit than the plan protects: a user's day is no user, and single records are no users.
+
+    And records whose owners add no noise, where it is theirs to add.
+    """
+    if isinstance(recipe.strategy, Shares) and not getattr(train, "adds_shares", False):
+        raise Unsupported("a plan with noise in shares around records of one's own", WAY_OUT)
+    if recipe.draw == RECORD and not (isinstance(train, Owned | KeptRecords) and train.most == recipe.unit.most_records):
+        rule = f"the plan draws records of which one {recipe.unit.name} has at most {recipe.unit.most_records}: say whose they are (user=)"
+        raise InvalidInput("train", "records without owners", rule)
+    if isinstance(train, Owned):
+        if train.single != (recipe.draw == RECORD):
+            raise InvalidInput(
+                "train", "users" if recipe.draw == RECORD else "single records", "the plan draws the other of them"
+            )
+        window = train.users.window
+        if (recipe.unit.protects == "window") != (window is not None) or not recipe.unit.name.endswith(window or ""):
+            rule = f"the records are by {train.unit.name}: give the recipe unit={train.unit!r}"
+            raise InvalidInput("plan", f"for one {recipe.unit.name}", rule)
+
+
+def owned(train: object, user: object, recipe: Recipe) -> object:
+    """`train` with its owners, where `user` says whose each record is; the recipe's unit says how many of one user's are used."""
+    if user is None:
+        return train
+    if isinstance(train, Owned | UserRecords):
+        raise InvalidInput("user", "given", "the records are grouped by user already: leave it out")
+    users = user if isinstance(user, Users) else Users(user)
+    if recipe.unit == EXAMPLE:
+        due = user_unit(8, users.window)
+        raise InvalidInput(
+            "plan", "for one example", f"records have owners: give the recipe unit={due!r}, or as many as are to be used"
+        )
+    return Owned(train, users, recipe.unit.most_records, single=recipe.draw == RECORD)
+
+
 def check_records(recipe: Recipe, held: int, found: int | None) -> None:
     """Refuse data with another number of records in a row than the plan's unit owns, or of another size than it was made for."""
-    most, expected = recipe.unit.most_records, recipe.records
+    most, expected = recipe.unit.most_records if recipe.draw == UNIT else 1, recipe.records
     if most != held:
         rule = f"the plan's unit owns up to {most}; group the data with dpfy.by_user and give its unit to the recipe"
         raise InvalidInput("train", f"{held} records in a row", rule)

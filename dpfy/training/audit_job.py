@@ -23,6 +23,7 @@ from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.participation import Poisson
 from dpfy.core.random import Randomness
 from dpfy.core.storage import write_atomically
+from dpfy.core.unit import EXAMPLE
 from dpfy.gradients.clip import FlatClip
 from dpfy.models import build, features
 from dpfy.noise.strategy import Identity
@@ -99,7 +100,7 @@ def _train(
     attack, included = coins
     texts = (config.to_toml(publish=True), config.to_toml(publish=False))
     every = config.runtime.checkpoint_every
-    budget = job.budget_of(config.ledger, plan)
+    budget = job.budget_of(config.ledger, plan.delta)
     run = Run(out, resume=resume, ledger=config.ledger.path, budget=budget, seed=seed, checkpoint_every=every, config=texts)
     with RunFolder(run, plan) as folder:
         data = job.load(config, plan.recipe.records - len(included))
@@ -227,7 +228,7 @@ def _auditable(plan: Plan) -> None:
         raise Unsupported(
             f"auditing a training run with {type(plan.recipe.clip).__name__}", "audit flat clipping (training.clip)"
         )
-    if plan.recipe.unit.most_records > 1:
+    if plan.recipe.unit != EXAMPLE:
         raise Unsupported("auditing a training run on users of several records", "audit records: leave data.user out")
 
 

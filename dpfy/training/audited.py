@@ -32,6 +32,7 @@ from dpfy.core.storage import PRIVATE_MODE, append, write_atomically
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records
 from dpfy.gradients.engine import trainable
+from dpfy.gradients.engines.per_user import per_user
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import UPDATES
@@ -164,8 +165,11 @@ def observe_gradients(
     seed: int = 0,
     physical: int = 4096,
     interrupt: int | None = None,
+    by: Callable[[Records], object] = lambda records: records,
 ) -> Array:
     """Run `plan` on records whose gradients are `rows` [records, parameters], in clip norms; the noisy sums [steps, parameters].
+
+    `by` arranges the records, by their owners say.
 
     The whole loop runs: sampler, engine, accumulation over physical batches, noise, divisor. With `interrupt`, the run is left after
     that many steps and resumed from its checkpoint.
@@ -180,15 +184,16 @@ def observe_gradients(
             directions = torch.tensor(rows, dtype=next(model.parameters()).dtype) * plan.recipe.clip.bound.l2
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             run = Run(Path(folder) / "run", resume=True, seed=seed, checkpoint_every=1e9)
-            training = PrivateTraining(model, optimizer, records, plan, run, runtime=runtime)
+            training = PrivateTraining(model, optimizer, by(records), plan, run, runtime=runtime)
 
             def look(t: PrivateTraining) -> None:
                 seen[t.steps_done] = _released(plan, trainable(t.model))
 
             with watched(training, look, keep=False), seamed(training, seams):
-                for (index,) in training.batches():
+                for index, *real in training.batches():
                     flat = torch.cat([p.reshape(-1) for p in trainable(model).values()])
-                    training.step(functional.linear(directions[index], flat[None]).squeeze(1))
+                    losses = functional.linear(directions[index.flatten()], flat[None]).squeeze(1)
+                    training.step(per_user(losses, *real) if real else losses)
                     if leave is not None and training.steps_done >= leave:
                         break
     _reset(model, initial)

@@ -17,20 +17,28 @@ from dpfy.core.book import rehearsal
 from dpfy.core.errors import DpfyError
 from dpfy.core.guarantee import Curve
 from dpfy.core.random import Randomness
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import Adjacency, user_unit
 from dpfy.core.values import Bound, Bounded
+from dpfy.data.lazy import Source
+from dpfy.data.owners import Owned, Users
+from dpfy.data.records import Records
 from dpfy.gradients.checker import LossProbe, check_model
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.select import choose
+from dpfy.local.bench import kept_answers, local_reports
 from dpfy.noise.banded import Banded
 from dpfy.noise.gaussian import draw
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.tree import Tree
-from dpfy.plan.recipe import EXACT, Plan, dpsgd
+from dpfy.plan.recipe import EXACT, RECORD, UNIT, Plan, dpsgd
 from dpfy.training.audited import observe_crash, observe_error, observe_gradients, observe_write
+from dpfy.training.user_audit import observe_users
 
 Array = NDArray[np.float64]
 CORRELATED_STEPS, CORRELATED_RESUME = 12, 6
+
+MOST_RECORDS = 4
+"""Of one user."""
 
 CLIP = 2.7
 """Not 1, or noise that forgets the clip norm could not be told from noise that knows it; above 1, so that forgetting makes it too small."""
@@ -53,6 +61,17 @@ WRITES = {
     "a weight written through .data": lambda training: next(training.model.parameters()).data.fill_(1.0),
 }
 """What careless loops do between two private steps."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Regrouped(Owned):
+    """Records by user as a bug has them."""
+
+    part: Any = None
+
+    def grouped(self, base: Source) -> Any:
+        """What the bug makes of them."""
+        return self.part(super().grouped(base))
 
 
 class TrainingBench:
@@ -117,6 +136,21 @@ class TrainingBench:
             there[step, sampler.batch(step, records=records, rng=rng)] = True
         return there
 
+    def of_users(self, owners: NDArray[np.int64], most: int, bug: Any, *, single: bool) -> Array:
+        """The sum without noise over users whose records are alike, three clip norms long; or over the records of theirs that are used."""
+        rows = np.zeros((len(owners), sum(p.numel() for p in self.model.parameters())))
+        rows[np.arange(len(owners)), owners] = 3.0
+        names, counts = np.unique(owners, return_counts=True)
+        units = int(np.minimum(counts, most).sum()) if single else len(names)
+        recipe = dpsgd(units, units, steps=1, clip_norm=CLIP, unit=user_unit(most), draw=RECORD if single else UNIT)
+        plan = recipe.with_noise(0.0, delta=self.delta, allow_large_delta=True)
+
+        def by(records: Records) -> _Regrouped:
+            return _Regrouped(records, Users(owners), most, single, bug.grouped)
+
+        released: Array = observe_gradients(self.model, rows, plan, seams=bug, physical=64, by=by)[0]
+        return released
+
     def again(self, bug: Any) -> Iterator[tuple[str, list[tuple[int, Array]]]]:
         """A loop that goes on with other gradients after an error behind the noise of a step, and a run resumed with others."""
         rows = np.eye(8, sum(p.numel() for p in self.model.parameters())) * 4
@@ -171,6 +205,21 @@ class TrainingBench:
         finally:
             engine.detach()
         return np.concatenate([total[name].reshape(-1).numpy() for name in self.parameters])
+
+    def reports(self, bug: Any) -> Iterator[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
+        """Reports of every local protocol on two values."""
+        return local_reports(bug.protocol)
+
+    def kept_answers(self, bug: Any) -> tuple[float, NDArray[np.int64], NDArray[np.int64]]:
+        """What many reports from one kept answer show."""
+        return kept_answers(bug.protocol)
+
+    def users(self, rows: Array, owners: NDArray[np.int64], bug: Any, *, noise: float, steps: int = 1) -> Array:
+        """User-level training on these records, with a bug's parts in place."""
+        count = len(np.unique(owners))
+        recipe = dpsgd(count, count, steps=steps, clip_norm=CLIP, unit=user_unit(MOST_RECORDS))
+        plan = recipe.with_noise(noise, delta=self.delta, allow_large_delta=True)
+        return observe_users(self.model, rows, owners, plan, seams=bug, join=bug.join)
 
     def tied_contribution(self, bug: Any) -> float:
         """The contribution of one long gradient to a model that uses one layer twice, both uses aligned, in clip norms."""

@@ -1,7 +1,8 @@
 """Evaluation on held-out records: what is measured, and what of it may leave.
 
 public     the user declares the test data public: figures are published as they are measured
-billed     private counts (right, wrong, and each class taken for each class) with Gaussian noise, reserved in the ledger like training
+billed     private counts (right, wrong, and each class taken for each class), or sums of losses up to a bound, with Gaussian noise,
+           reserved in the ledger like training
 withheld   nothing that was measured is written anywhere
 """
 
@@ -60,13 +61,15 @@ def default_noise(epsilon: float, delta: float, adjacency: Adjacency) -> float:
     return SHARE * sigma_analytic(epsilon, delta) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
 
 
-def check_use(test: object, use: str | None, noise: float | None) -> str:
+def check_use(test: object, use: str | None, noise: float | None, most: float | None = None) -> str:
     """How `test` may be used; withheld where nothing was declared, none where there is nothing to declare."""
     chosen = (NONE if test is None else WITHHELD) if use is None else check.one_of("test_is", use, USES)
     if test is None and chosen not in (NONE, WITHHELD):
         raise InvalidInput("test_is", chosen, "goes with test, the data to evaluate on")
     if noise is not None and chosen != BILLED:
         raise InvalidInput("test_noise", noise, 'goes with test_is="billed"')
+    if most is not None and check.positive("test_bound", most) and chosen != BILLED:
+        raise InvalidInput("test_bound", most, 'goes with test_is="billed"')
     return chosen
 
 
@@ -98,10 +101,11 @@ def public(training: PrivateTraining, objective: Objective, test: Source) -> Eva
 
 
 @torch.no_grad()
-def billed(training: PrivateTraining, test: Source, objective: Objective = CLASSES) -> Evaluation:
+def billed(training: PrivateTraining, test: Source, objective: Objective = CLASSES, most: float | None = None) -> Evaluation:
     """Accuracy and the table of classes from noisy counts. Made again after a crash, it releases the same bits.
 
-    Where a record has several answers (labels, tokens) it adds the share that is right to the one count and the rest to the other.
+    Where a record has several answers (labels, tokens) it adds the share that is right to the one count and the rest to the other. With
+    `most`, the bound of a loss, the mean loss is released instead: a record adds its loss, up to the bound, in parts of the bound.
 
     Guarantees: one release under its own permit, whose noise is that of the reservation; each record of `test` adds at most
     `ONE_RECORD`, whatever the model answers, and is alone in its batch, so that it cannot change the answers on others; the same
@@ -110,12 +114,13 @@ def billed(training: PrivateTraining, test: Source, objective: Objective = CLASS
     folder, noise = training.folder, training.folder.run.evaluation
     if noise is None:
         raise InvalidInput("test_is", BILLED, "the run reserved no evaluation before it read the data")
-    table = _counts(training, test, objective, each=1)
-    sums = _right_and_wrong(table) if table is not None else _summed_shares(training, test, objective)
+    table, sums = (
+        _answered(training, test, objective) if most is None else (None, _bounded_losses(training, test, objective, most))
+    )
     if sums is None:
         raise _no_classes()
     parts = [sums] + ([table.flatten()] if table is not None and len(table) <= MOST_CLASSES else [])
-    _same_records(training, test)
+    _same_records(training, test, most)
     stream = NoiseStream(Identity(), noise, folder.randomness, STREAM)
     total = Bounded({"counts": torch.cat(parts).double()}, Bound(ONE_RECORD), training.plan.recipe.unit)
     released, _ = stream.release(total, 0, stream.init(total.value), folder.begin_evaluation())
@@ -123,30 +128,45 @@ def billed(training: PrivateTraining, test: Source, objective: Objective = CLASS
     held, classes = float(counts[:2].sum()), math.isqrt(len(counts) - 2)
     accuracy = min(max(float(counts[0]) / held, 0.0), 1.0) if held >= 1 else 0.0
     error = noise * ONE_RECORD * math.hypot(1 - accuracy, accuracy) / max(held, 1.0)
+    if most is not None:
+        return Evaluation(
+            BILLED, {"test_loss": most * (1 - accuracy), "test_loss_noise": most * min(error, 1.0), "test_loss_bound": most}
+        )
     cells = counts[2:].round().clamp(min=0).long().view(classes, classes).tolist() if classes else None
     return Evaluation(BILLED, {"test_accuracy": accuracy, "test_accuracy_noise": min(error, 1.0)}, cells)
 
 
 @torch.no_grad()
-def rehearse(training: PrivateTraining, test: Source, objective: Objective, use: str) -> None:
+def alongside(training: PrivateTraining, objective: Objective, test: Source, use: str) -> Evaluation:
+    """What a rank other than 0 does while rank 0 evaluates: where it holds a part of the model it runs it too, and releases nothing."""
+    if training.spread.waits and use == PUBLIC:
+        public(training, objective, test)
+    elif training.spread.waits:
+        _answered(training, test, objective)
+    return Evaluation(use, {})
+
+
+@torch.no_grad()
+def rehearse(training: PrivateTraining, test: Source, objective: Objective, use: str, most: float | None = None) -> None:
     """Run one record through model and loss before the first step: what cannot be measured at the end is refused now."""
     device = torch.device(training.device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _evaluating(training):
         batch = placed(test.take(torch.zeros(1, dtype=torch.int64)), device)
         _, answers = objective.evaluated(training.model, batch)
-    if use == BILLED and _shares(objective, answers) is None:
+    if use == BILLED and most is None and _shares(objective, answers) is None:
         raise _no_classes()
 
 
 def _no_classes() -> Unsupported:
     what = "a billed evaluation of anything but classes, labels or tokens"
-    return Unsupported(what, 'declare the test data public, or test_is="withheld"')
+    return Unsupported(what, 'say by test_bound= how much a loss may count, declare the test data public, or test_is="withheld"')
 
 
-def _same_records(training: PrivateTraining, test: Source) -> None:
-    """Refuse other test data than that of an attempt before a crash: the difference of the two would have no noise."""
+def _same_records(training: PrivateTraining, test: Source, most: float | None) -> None:
+    """Refuse other test data or another bound than before a crash: the difference of the two would have no noise."""
     randomness = training.folder.randomness
-    training.folder.bind("test", "".join(randomness.tag("test", bytes(piece)) for piece in _content(test)).encode())
+    bound = "" if most is None else f" up to {most!r}"
+    training.folder.bind("test", ("".join(randomness.tag("test", bytes(piece)) for piece in _content(test)) + bound).encode())
 
 
 def _content(test: Source) -> Iterator[bytes | memoryview]:
@@ -156,6 +176,12 @@ def _content(test: Source) -> Iterator[bytes | memoryview]:
         return
     for indices in torch.arange(len(test)).split(BATCH):
         yield from Records(leaves(test.take(indices))).content()
+
+
+def _answered(training: PrivateTraining, test: Source, objective: Objective) -> tuple[Tensor | None, Tensor | None]:
+    """The table of classes, where there are any, and how many answers are right and wrong; each record alone in its batch."""
+    table = _counts(training, test, objective, each=1)
+    return table, _right_and_wrong(table) if table is not None else _summed_shares(training, test, objective)
 
 
 def _right_and_wrong(table: Tensor) -> Tensor:
@@ -171,6 +197,15 @@ def _summed_shares(training: PrivateTraining, test: Source, objective: Objective
             return None
         right += shares.sum().cpu()
     return torch.stack([right, len(test) - right])
+
+
+def _bounded_losses(training: PrivateTraining, test: Source, objective: Objective, most: float) -> Tensor:
+    """What is left of the bound by the losses of all records, and the losses, in parts of the bound; one that is no number counts whole."""
+    lost = torch.zeros((), dtype=torch.float64)
+    for batch in _batches(training, test, 1):
+        losses, _ = objective.evaluated(training.model, batch)
+        lost += (losses.double().mean() / most).nan_to_num(1.0).clamp(0, 1).cpu()
+    return torch.stack([len(test) - lost, lost])
 
 
 def _shares(objective: Objective, answers: tuple[Tensor, Tensor] | None) -> Tensor | None:

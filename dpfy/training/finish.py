@@ -48,7 +48,8 @@ def write(
     def facts() -> card.Facts:
         assert isinstance(folder, RunFolder)
         folder.write("model.safetensors", save(released, metadata={"format": "pt"}))
-        told = {TRAINING: _told(training, utility, confusion, test) | {"model": _model(training, base)}}
+        about = _told(training, utility, confusion, test) | {"model": _model(training, base)}
+        told = {TRAINING: folder.told.get(TRAINING, {}) | about}
         return card.Facts(_provenance(training), training.steps_done, told)
 
     if isinstance(folder, RunFolder):

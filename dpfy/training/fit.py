@@ -17,12 +17,13 @@ from dpfy.core.ledger import Ledger
 from dpfy.data.batch import Batch
 from dpfy.data.given import admitted, as_source
 from dpfy.data.lazy import LazyRecords, Source
+from dpfy.data.owners import Owned
 from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
 from dpfy.runs.folder import fresh_path
 from dpfy.training import evaluation, metrics
-from dpfy.training.admission import check_parts
+from dpfy.training.admission import check_parts, owned
 from dpfy.training.averaging import adopt
 from dpfy.training.evaluation import BILLED, PUBLIC
 from dpfy.training.follower import Follower
@@ -62,11 +63,13 @@ def fit(
     optimizer: torch.optim.Optimizer,
     loss: str | Loss = "cross_entropy",
     labels: str | None = None,
+    user: object = None,
     objective: BatchLosses | None = None,
     run: str | Path | Run | RunFolder | Follower | None = None,
     test: object | None = None,
     test_is: str | None = None,
     test_noise: float | None = None,
+    test_bound: float | None = None,
     runtime: Runtime | None = None,
     update: Update | None = None,
     scheduler: object = None,
@@ -79,13 +82,18 @@ def fit(
     `labels` (by default the one called labels, label, targets, target or y) is the target and whose others go to the model by name.
     `loss` is the name of a loss ("cross_entropy", "mse", "l1", "huber", "bce", "multi_label", "tokens", "next_token"; outputs with
     `.logits` are understood) or a function of (outputs, targets) to one loss for each row. For everything else give `objective`
-    instead, a function of (model, batch) to one loss for each row. Records by user (:func:`dpfy.by_user`, with its unit in the plan)
-    are sampled, clipped and protected user by user; the loss of a user is the sum over its records.
+    instead, a function of (model, batch) to one loss for each row.
+
+    `user` says whose each record is: one whole number or word for each, the name of the field that holds it, or :class:`dpfy.Users`,
+    which says more. The plan's unit says how many records of one user are used (``unit=dpfy.Unit("user", 8)``). Users are then sampled,
+    clipped and protected as a whole; who owns what is read after the reservation. Records grouped before (:func:`dpfy.by_user`) need no
+    `user`.
 
     `test_is` declares what `test` is. "public": what is measured on it is published, exactly. "billed": its records are private; counts
     of right and wrong answers are released with Gaussian noise of `test_noise` times what one record adds (by default about a tenth of
-    the guarantee), and billed in the ledger beside the plan: the guarantee printed covers both. "withheld" (the default): nothing of it
-    is written anywhere; `Result.utility` is for the caller alone, and no part of what the guarantee covers.
+    the guarantee), and billed in the ledger beside the plan: the guarantee printed covers both. With `test_bound` it is the mean loss
+    instead, of which each record adds at most that bound. "withheld" (the default): nothing of it is written anywhere; `Result.utility`
+    is for the caller alone, and no part of what the guarantee covers.
 
     `scheduler` is a torch scheduler of the optimizer, which the run steps after each of its steps.
 
@@ -100,12 +108,13 @@ def fit(
     """
     check_parts(model, optimizer, plan)
     check_rule(stop, plan)
+    train = owned(train, user, plan.recipe)
     aim = Objective(loss, labels, objective)
     aim.check("train", train)
-    use = evaluation.check_use(test, test_is, test_noise)
+    use = evaluation.check_use(test, test_is, test_noise, test_bound)
     aim.check("test", test)
     given = None if test is None else admitted(test)  # read below, where all that is billed is reserved
-    if isinstance(given, UserRecords) or (isinstance(given, LazyRecords) and given.rows_each > 1):
+    if isinstance(given, UserRecords | Owned) or (isinstance(given, LazyRecords) and given.rows_each > 1):
         raise InvalidInput(
             "test", "several records or views a row", "must be records one by one (UserRecords.alone gives a user's)"
         )
@@ -115,7 +124,7 @@ def fit(
     if use == BILLED:
         run = _billed(run, plan, test_noise)
     world = World.joined() if world is None else world
-    if (done := world.in_turn("what was finished before", lambda: _finished(model, run, plan))) is not None:
+    if (done := world.in_turn("what was finished before", lambda: finished(model, run, plan))) is not None:
         return done
     training = PrivateTraining(
         model, optimizer, train, plan, run, runtime=runtime, update=update, scheduler=scheduler, world=world
@@ -127,14 +136,14 @@ def fit(
     with training:
         held_out = None if given is None else as_source(given)
         if held_out is not None:
-            evaluation.rehearse(training, held_out, aim, use)
+            evaluation.rehearse(training, held_out, aim, use, test_bound)
         model.train()
         noted = metrics.last_step(training.folder.path)
         step = training.captured(aim.losses_of(model, training.records))
         for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None, stop):
             step(batch)
-        found = _evaluated(training, aim, held_out, use)
-        utility = found.utility or evaluation.measure(training, aim, held_out)
+        found = _evaluated(training, aim, held_out, use, test_bound)
+        utility = world.leads("the evaluation", lambda: found.utility) or evaluation.measure(training, aim, held_out)
         folder = training.finish(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
         adopt(training.average, training.model)
@@ -154,14 +163,18 @@ def _billed(run: str | Path | Run | RunFolder | Follower | None, plan: Plan, noi
     return replace(whole, evaluation=chosen)
 
 
-def _evaluated(training: PrivateTraining, aim: Objective, test: Source | None, use: str) -> evaluation.Evaluation:
+def _evaluated(
+    training: PrivateTraining, aim: Objective, test: Source | None, use: str, most: float | None
+) -> evaluation.Evaluation:
     """What is told about the released model on `test`."""
-    if test is None or use == evaluation.WITHHELD or not training.world.first:
+    if test is None or use == evaluation.WITHHELD:
         return evaluation.Evaluation(use, {})
-    return evaluation.public(training, aim, test) if use == PUBLIC else evaluation.billed(training, test, aim)
+    if not training.world.first:
+        return evaluation.alongside(training, aim, test, use)
+    return evaluation.public(training, aim, test) if use == PUBLIC else evaluation.billed(training, test, aim, most)
 
 
-def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
+def finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
     """The result of a run that is resumed though it is finished, and the model with its released weights; None if it goes on."""
     if not isinstance(run, Run) or not complete(run, plan):
         return None
@@ -169,7 +182,7 @@ def _finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
     released = Released.read(folder)
     released.into(model)
     card, ledger, told = released.card, Ledger.read(folder / "ledger.jsonl"), released.told
-    guarantee = ledger.guarantee(accounting.accountant(plan.accountant), tuple(card["caveats"]))
+    guarantee = ledger.guarantee(accounting.accountant(plan.accountant), tuple(card["caveats"]), card["setting"]["model"])
     utility = {} if is_absent(told["utility"]) else told["utility"]
     return Result(folder, guarantee, guarantee.epsilon(plan.delta), plan.delta, utility, told["steps_done"], 0.0, BEFORE)
 

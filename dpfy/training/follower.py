@@ -94,6 +94,19 @@ class Follower:
         """Nothing is held."""
 
 
+def taken(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFolder | Follower:
+    """The opened folder, for one training at a time, by the plan that it was opened for: that is what its ledger holds."""
+    folder = opened(world, run, plan)
+    if folder.plan != plan:
+        raise InvalidInput(
+            "plan", "another plan than the folder's", "must be the one that the folder was opened with, which is what is billed"
+        )
+    if folder.in_use:
+        raise Busy(f"run {folder.path.name}: another training is using it; wait for it to end or choose another folder")
+    folder.in_use = True
+    return folder
+
+
 def opened(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFolder | Follower:
     """The folder of the run: rank 0 opens it and reserves the plan; the others then follow, with its secret.
 

@@ -39,6 +39,7 @@ class FullySharded(Whole):
     """
 
     own = ("model", "optimizer", "average", "noise", "random")
+    waits = True
     sizes: dict[str, list[int]] = field(default_factory=dict, init=False)
     dtype: torch.dtype = field(default=torch.float32, init=False)
     _engine: BookkeepingEngine | None = field(default=None, init=False)
@@ -54,7 +55,7 @@ class FullySharded(Whole):
         totals = [sum(sizes) for sizes in self.sizes.values()]
         before = [first + sum(sizes[: world.rank]) for first, sizes in zip(accumulate(totals, initial=0), self.sizes.values())]
         runs = [(first, first + sizes[world.rank]) for first, sizes in zip(before, self.sizes.values(), strict=True)]
-        return Shard(world.rank, world.count).stream(whole, Part.of(runs, totals), like)
+        return Shard(world.rank, world.count).stream(whole, Part.of(runs, totals))
 
     def held(self, parameters: Grads) -> Grads:
         """The rows of this rank, flat."""
@@ -119,7 +120,7 @@ class FullySharded(Whole):
 
     def _gather(self) -> None:
         if self._reshards is None:
-            groups = [g for m in _sharded(self.model) for g in m._get_fsdp_state()._fsdp_param_groups]
+            groups = [group for m in _sharded(self.model) for group in _groups(m._get_fsdp_state())]
             self._reshards = [(group, group.post_forward_mesh_info) for group in groups]
             self.model.set_reshard_after_forward(False)  # type: ignore[operator]
             self.model.set_reshard_after_backward(False)  # type: ignore[operator]
@@ -140,6 +141,13 @@ def _sharded(model: nn.Module) -> Iterable[Any]:
     return [m for m in model.modules() if isinstance(m, FSDPModule)]
 
 
+def _groups(state: Any) -> list[Any]:
+    """The groups of parameters that a module gathers together: several since torch 2.13, before it one at most."""
+    if (many := getattr(state, "_fsdp_param_groups", None)) is not None:
+        return list(many)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
 def _each(model: nn.Module, action: Callable[[Any], object]) -> None:
     for module in _sharded(model):
         action(module)
@@ -152,13 +160,18 @@ def _rows(p: Tensor, count: int) -> list[int]:
     return [width * max(0, min(rows, p.shape[0] - rank * rows)) for rank in range(count)]
 
 
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Whether fully_shard was called on some part of `model`."""
+    return bool(_sharded(model))
+
+
 def check_sharded(model: nn.Module, count: int) -> None:
     """Refuse weights that are spread in another way than by rows over all ranks, or only in part."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor, Shard
 
     if not isinstance(model, FSDPModule):
-        raise Unsupported("a model of which torch's DTensor spreads weights, but not by fully_shard,", WAY_OUT)
+        raise Unsupported("a model with layers under fully_shard that is not itself", WAY_OUT)
     model.set_requires_gradient_sync(False)
     for name, p in trainable(model).items():
         if not isinstance(p, DTensor) or p.placements != (Shard(0),) or p.device_mesh.size() != count:

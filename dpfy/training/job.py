@@ -18,18 +18,19 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.data import count, source
 from dpfy.data import schema as schemas
-from dpfy.data.config import FIELDS_OF_KIND, DataConfig
+from dpfy.data.config import FIELDS_OF_KIND, USER, DataConfig
 from dpfy.data.count import held_out
 from dpfy.data.records import Records
 from dpfy.models import build, features
+from dpfy.models.config import ModelConfig
 from dpfy.plan.auto import Setting, Target, recipe_for
-from dpfy.plan.recipe import Plan, dpsgd, with_stopping
+from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe, dpsgd, with_stopping
 from dpfy.report import first
 from dpfy.report.card import NAME as CARD
 from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.training import evaluation
 from dpfy.training.config import MOST_GROUP, JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
-from dpfy.training.fit import BEFORE, fit
+from dpfy.training.fit import BEFORE, Result, fit
 from dpfy.training.follower import Follower, opened
 from dpfy.training.ftrl import Ftrl
 from dpfy.training.launch import restarted
@@ -40,6 +41,8 @@ from dpfy.training.run import TRAINING, Run, RunFolder, ended, finish_erasure
 from dpfy.training.update import Update
 from dpfy.training.world import World
 
+WRITERS = 539
+"""Who wrote MNIST's training images."""
 RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000}
 WHOLE = {"digits": 1_797, "adult": 30_162, "shakespeare": 8_646}
 """Records of data sets whose size is public knowledge: those to train on, and all of them where a share is held out."""
@@ -74,28 +77,7 @@ class Outcome:
 
 def plan_of(config: JobConfig) -> Plan:
     """The plan of a job, made without a look at its data."""
-    if config.data.kind in TEXT:
-        what = f"training a model by name on data of kind {config.data.kind!r}"
-        raise Unsupported(what, "train a language model of your own with dpfy.fit: examples/text.py")
-    privacy, training, records = config.privacy, config.training, records_of(config)
-    batch = float(records) if training.batch_size is None else training.batch_size
-    steps = DEFAULT_STEPS if training.steps is None and training.epochs is None else training.steps
-    plain = dpsgd(
-        records,
-        batch,
-        epochs=training.epochs,
-        steps=steps,
-        sampling=training.sampling,
-        adjacency=privacy.adjacency,
-    )
-    epsilon = _asked(privacy)
-    target = Target(epsilon, privacy.delta, privacy.accountant, privacy.allow_large_delta)
-    setting = Setting(records, batch, plain.steps, adjacency=privacy.adjacency, sampling=training.sampling)
-    fixed = privacy.noise_multiplier is not None
-    recipe = recipe_for(training.mechanism, setting, None if fixed else target, training.bands)
-    strategy = training.schedule(recipe.steps) or recipe.strategy
-    recipe = replace(recipe, strategy=strategy, clip=training.clip_rule(), unit=config.data.unit, noise=training.noise)
-    recipe = with_stopping(recipe, training.stopping)
+    privacy, recipe = config.privacy, recipe_of(config, records_of(config))
     if privacy.noise_multiplier is not None:
         plan = recipe.with_noise(
             privacy.noise_multiplier,
@@ -108,13 +90,39 @@ def plan_of(config: JobConfig) -> Plan:
     noise = evaluation_noise(config)
     beside = events.Nothing() if noise is None else events.Gaussian(noise)
     return recipe.calibrate(
-        epsilon,
+        asked(privacy),
         privacy.delta,
         accountant=privacy.accountant,
         allow_large_delta=privacy.allow_large_delta,
         beside=beside,
         group=privacy.group_size,
     )
+
+
+def recipe_of(config: JobConfig, records: int) -> Recipe:
+    """What a job does to so many records, before its noise is known."""
+    if config.data.kind in TEXT:
+        what = f"training a model by name on data of kind {config.data.kind!r}"
+        raise Unsupported(what, "train a language model of your own with dpfy.fit: examples/text.py")
+    privacy, training = config.privacy, config.training
+    batch = float(records) if training.batch_size is None else training.batch_size
+    steps = DEFAULT_STEPS if training.steps is None and training.epochs is None else training.steps
+    plain = dpsgd(
+        records,
+        batch,
+        epochs=training.epochs,
+        steps=steps,
+        sampling=training.sampling,
+        adjacency=privacy.adjacency,
+    )
+    target = Target(asked(privacy), privacy.delta, privacy.accountant, privacy.allow_large_delta)
+    setting = Setting(records, batch, plain.steps, adjacency=privacy.adjacency, sampling=training.sampling)
+    fixed = privacy.noise_multiplier is not None
+    recipe = recipe_for(training.mechanism, setting, None if fixed else target, training.bands)
+    strategy = training.schedule(recipe.steps) or recipe.strategy
+    recipe = replace(recipe, strategy=strategy, clip=training.clip_rule(), unit=config.data.unit, noise=training.noise)
+    recipe = replace(recipe, draw=RECORD if config.data.draw == RECORD else UNIT)
+    return with_stopping(recipe, training.stopping)
 
 
 def records_of(config: JobConfig) -> int:
@@ -132,11 +140,14 @@ def records_of(config: JobConfig) -> int:
 def _require_group(plan: Plan, size: int) -> None:
     """Refuse, before anything is reserved, a group whose guarantee could not be told after the run."""
     if size > 1:
+        plan.recipe.check_group(size)
         accounting.curve(of_group(plan.event, size), adjacency=plan.recipe.adjacency, accountant=plan.accountant)
 
 
 def public_records(data: DataConfig) -> int | None:
     """The number of training records, where it is public knowledge."""
+    if data.user is not None and data.kind == "mnist":
+        return WRITERS if data.draw == USER else None
     if data.kind in RECORDS:
         return RECORDS[data.kind]
     whole = WHOLE.get(data.kind) if data.length == DataConfig.length else None
@@ -150,11 +161,12 @@ def evaluation_noise(config: JobConfig, plan: Plan | None = None) -> float | Non
         return None
     if privacy.test_noise is not None:
         return privacy.test_noise
-    epsilon = plan.epsilon if plan is not None and privacy.noise_multiplier is not None else _asked(privacy)
+    epsilon = plan.epsilon if plan is not None and privacy.noise_multiplier is not None else asked(privacy)
     return privacy.group_size * evaluation.default_noise(epsilon, privacy.delta, Adjacency.parse(privacy.adjacency))
 
 
-def _asked(privacy: PrivacyConfig) -> float:
+def asked(privacy: PrivacyConfig) -> float:
+    """The epsilon to reach."""
     return DEFAULT_EPSILON if privacy.epsilon is None else privacy.epsilon
 
 
@@ -169,36 +181,65 @@ def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None 
     if (out / CANARIES).is_file():
         raise InvalidInput("run", str(out), "was started with canaries; resume it with dpfy audit train --resume")
     plan, world = plan_of(config), World.joined()
-    return world.told(lambda: _trained(config, opened(world, _run(config, plan, out, resume, seed), plan), world, progress))
+    return world.told(lambda: trained(config, opened(world, run_of(config, plan, out, resume, seed), plan), world, progress))
 
 
-def _trained(config: JobConfig, folder: RunFolder | Follower, world: World, progress: bool) -> Outcome:
+def trained(config: JobConfig, folder: RunFolder | Follower, world: World, progress: bool) -> Outcome:
     """Train in an opened folder."""
     plan = folder.plan
     with folder:
         data = load(config, plan.recipe.records)
-        assert data.classes is not None
-        model = build.build(config.model, data.features, data.classes)
-        folder.tell(TRAINING, model={"reads": {"features": list(data.features), "classes": data.classes}})
         if config.data.schema is not None and isinstance(folder, RunFolder):
-            folder.write("schema.toml", schemas.rendered(schemas.load(config.data.schema)).encode())
-        extract = features.features(config.model)
-        train, test = (_extracted(part, extract) for part in (data.train, data.test))
-        result = fit(
-            model,
-            train,
-            plan=plan,
-            optimizer=optimizer_of(config.training, model),
-            loss=OF_CLASSES[config.training.loss],
-            run=folder,
-            test=None if config.data.test_use == evaluation.WITHHELD else test,
-            test_is=config.data.test_use,
-            runtime=config.runtime.runtime(progress),
-            update=Update(config.training.average),
-            stop=None if config.training.patience is None else Plateau(patience=config.training.patience),
+            folder.write("schema.toml", schema_of(config))
+        train, test = extracted(config.model, data.train), extracted(config.model, data.test)
+        owned = data.owned
+        _, result = fitted(
+            config,
+            data,
+            train if owned is None else replace(owned, records=train),
+            None if config.data.test_use == evaluation.WITHHELD else test,
+            folder,
+            progress=progress,
             world=world,
         )
     return Outcome(folder.path, _card(folder.path), result.seconds, result.engine)
+
+
+def fitted(
+    config: JobConfig,
+    data: source.DataSource,
+    train: object,
+    test: Records | None,
+    run: RunFolder | Follower,
+    *,
+    progress: bool = False,
+    world: World | None = None,
+) -> tuple[nn.Module, Result]:
+    """Train the model of a job on records that are loaded and extracted, by the plan of an opened folder."""
+    assert data.classes is not None
+    model = build.build(config.model, data.features, data.classes)
+    run.tell(TRAINING, model={"reads": {"features": list(data.features), "classes": data.classes}})
+    result = fit(
+        model,
+        train,
+        plan=run.plan,
+        optimizer=optimizer_of(config.training, model),
+        loss=OF_CLASSES[config.training.loss],
+        run=run,
+        test=test,
+        test_is=config.data.test_use,
+        runtime=config.runtime.runtime(progress),
+        update=Update(config.training.average),
+        stop=None if config.training.patience is None else Plateau(patience=config.training.patience),
+        world=world,
+    )
+    return model, result
+
+
+def schema_of(config: JobConfig) -> bytes:
+    """The public schema of a job's table, as a run keeps it."""
+    assert config.data.schema is not None
+    return schemas.rendered(schemas.load(config.data.schema)).encode()
 
 
 def load(config: JobConfig, expected: int) -> source.DataSource:
@@ -206,9 +247,10 @@ def load(config: JobConfig, expected: int) -> source.DataSource:
     data = source.load(config.data)
     if data.classes is None:
         raise InvalidInput("data.kind", config.data.kind, "has no classes; this job trains classifiers")
-    found, apart = len(data.train), len(data.test)
+    found, apart = data.units, len(data.test)
     if abs(found - expected) > max(1, expected // 100) and config.data.user is not None:
-        raise InvalidInput("privacy.records", expected, f"there are {found} users to train on; give --records {found}")
+        what = f"{config.data.unit.name}s" if config.data.draw == USER else "records of users"
+        raise InvalidInput("privacy.records", expected, f"there are {found} {what} to train on; give --records {found}")
     if abs(found - expected) > max(1, expected // 100):
         split = config.data.test_path is None and "test_fraction" in FIELDS_OF_KIND[config.data.kind]
         held = (
@@ -268,21 +310,22 @@ def optimizer_of(training: TrainingConfig, model: nn.Module) -> torch.optim.Opti
     return chosen(parameters, lr=training.learning_rate)
 
 
-def budget_of(ledger: LedgerConfig, plan: Plan) -> RenyiFilter | None:
-    """The budget a configuration sets for its data set; delta is the plan's unless given."""
+def budget_of(ledger: LedgerConfig, delta: float) -> RenyiFilter | None:
+    """The budget a configuration sets for its data set; `delta` is that of the run, taken unless another is given."""
     if ledger.budget_epsilon is None:
         return None
-    delta = plan.delta if ledger.budget_delta is None else ledger.budget_delta
-    return RenyiFilter(ledger.budget_epsilon, delta, float(ledger.budget_approximation))
+    chosen = delta if ledger.budget_delta is None else ledger.budget_delta
+    return RenyiFilter(ledger.budget_epsilon, chosen, float(ledger.budget_approximation))
 
 
-def _run(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | None) -> Run:
+def run_of(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | None) -> Run:
+    """Where the run of a job lives and what it may spend."""
     texts = (config.to_toml(publish=True), config.to_toml(publish=False))
     return Run(
         out,
         resume=resume,
         ledger=config.ledger.path,
-        budget=budget_of(config.ledger, plan),
+        budget=budget_of(config.ledger, plan.delta),
         seed=seed,
         checkpoint_every=config.runtime.checkpoint_every,
         config=texts,
@@ -290,6 +333,11 @@ def _run(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | Non
         public_data=config.public.rows(),
         about=config.about.rows(config.data, config.model),
     )
+
+
+def extracted(model: ModelConfig, records: Records) -> Records:
+    """The records as the trainable part of a model reads them."""
+    return _extracted(records, features.features(model))
 
 
 def _extracted(records: Records, extract: Any) -> Records:

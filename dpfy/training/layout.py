@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpfy.training.fully_sharded import FullySharded, check_sharded
+from dpfy.training.fully_sharded import FullySharded, check_sharded, is_fully_sharded
 from dpfy.training.local import local
 from dpfy.training.spread import Replicated, Whole
+from dpfy.training.tensor_parallel import TensorParallel, check_parallel, same_generators
 from dpfy.training.world import World
 
 
@@ -44,8 +45,12 @@ def layout_of(model: nn.Module, world: World) -> Whole:
         named = {**parameters, **buffers}
         facts = [f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in named.items()]
         world.agree("the model", {"model": facts, "layout": sharded})
-        world.broadcast([*([] if sharded else parameters.values()), *buffers.values()])
-    if sharded:
+        world.broadcast([*(p for p in parameters.values() if local(p) is p), *buffers.values()])
+    if sharded and is_fully_sharded(model):
         check_sharded(model, world.count)
         return FullySharded(world, model=model)
+    if sharded:
+        check_parallel(model, world)
+        same_generators(world, placed(model, None))
+        return TensorParallel(world, model=model)
     return Replicated(world, model=model) if world.count > 1 else Whole(world, model=model)

@@ -63,7 +63,7 @@ class Released:
     @property
     def told(self) -> dict[str, Any]:
         """What the card tells about training."""
-        return dict(next(part for part in self.card["sections"] if part["kind"] == "training"))
+        return cards.trained_section(self.card)
 
     def file(self, name: str) -> Path:
         """A file of the run, once its content is seen to be what the card states."""

@@ -13,23 +13,25 @@ from types import MappingProxyType, TracebackType
 import torch
 from torch import Tensor, nn
 
-from dpfy.core.errors import Busy, InvalidInput
+from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, leaves
 from dpfy.data.given import admitted, as_source, rows_of
+from dpfy.data.owners import Owned, stored
 from dpfy.data.records import Records
+from dpfy.data.split import stated
 from dpfy.gradients.checker import check_model
 from dpfy.gradients.cuda_graphs.captured import LossesOf
 from dpfy.gradients.engine import Grads, trainable
 from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
-from dpfy.training import computation, finish, guard, metrics, public, resume, schedulers, state
-from dpfy.training.admission import check_first, check_optimizer, check_parts, check_records
+from dpfy.training import computation, finish, guard, metrics, resume, schedulers, state
+from dpfy.training.admission import check_first, check_optimizer, check_owners, check_parts, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.batches import Batches, Captures, Drawing
-from dpfy.training.follower import Follower, opened
+from dpfy.training.follower import Follower, taken
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt, leave
 from dpfy.training.journal import Journal
@@ -87,7 +89,8 @@ class PrivateTraining(Standing):
         self.run = run if isinstance(run, Run | RunFolder | Follower) else Run(run if run is not None else fresh_path())
         fresh = isinstance(self.run, Run) and not self.run.resume
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
-        check_records(plan.recipe, train.records_each if isinstance(train, Records) else 1, rows_of(train))
+        check_owners(plan.recipe, train)
+        check_records(plan.recipe, train.records_each if isinstance(train, Records | Owned) else 1, rows_of(train))
         self.engine, self.engine_reason = choose(model, self.runtime.engine)
         self.engine.sparse = True
         self._train, self._factors = train, self.rule.factors(plan.recipe.steps)
@@ -107,10 +110,7 @@ class PrivateTraining(Standing):
             raise InvalidInput("training", "entered twice", "one block at a time")
         self._halt, self._pieces, self._journal = Halt(), None, None
         self.world = World.joined() if self._joined is None else self._joined
-        self.folder: RunFolder | Follower = self.world.told(lambda: opened(self.world, self.run, self.plan))
-        if self.folder.in_use:
-            raise Busy(f"run {self.folder.path.name}: another training is using it; wait for it to end or choose another folder")
-        self.folder.in_use = True
+        self.folder: RunFolder | Follower = self.world.told(lambda: taken(self.world, self.run, self.plan))
         try:
             self._open()
         except BaseException as error:
@@ -130,7 +130,7 @@ class PrivateTraining(Standing):
         self.device = placed(model, self.runtime.device)
         self.spread = layout_of(model, self.world)
         self.records = as_source(self._train).to(self.device)
-        check_records(recipe, self.records.records_each, len(self.records))
+        check_records(recipe, self.records.records_each, stated(self.records))
         private: Grads = dict(trainable(model))
         stream = self.spread.stream(stream_of(self.plan, self.folder), private, recipe.clip)
         self.rates = Rates(rates_of(self.optimizer), self._factors)
@@ -152,9 +152,9 @@ class PrivateTraining(Standing):
         kept = self.folder.secrets / "watch.json"
         self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, recipe.expected_batch, kept)
         self.watch.keeps = self.world.first
-        cut = (self.physical_batch, self.row_multiple, self.world)
+        cut = (self.physical_batch, self.row_multiple, self.spread.readers)
         self.drawing = Drawing(recipe, randomness, self.records, self.watch, *cut)
-        self._guard = Guard(model, self.optimizer, average, self.records.tensors, self._state.noise, self.spread.aliases)
+        self._guard = Guard(model, self.optimizer, average, stored(self.records), self._state.noise, self.spread.aliases)
         self.private_step = PrivateStep(
             self.plan, self.folder, model, stream, self.rates, self.rule, self._guard, journal, self._halt, self.spread
         )
@@ -248,7 +248,7 @@ class PrivateTraining(Standing):
         fingerprint = self.folder.randomness.tag("losses", computation.of_function(losses_of).encode())
         with self._halt.final():
             self._state = self._state.computing("losses", fingerprint)
-        capture = Captures(self.engine, losses_of) if self.runtime.graph else None
+        capture = Captures(self.engine, losses_of) if self.runtime.graph and not self.spread.waits else None
 
         def step(*batch: Batch) -> None:
             if capture is None or self._require_sound().looking:
@@ -289,8 +289,7 @@ class PrivateTraining(Standing):
         The card names the values, as stated by the caller to be public. Losses of the batch are refused where they are recognised.
         """
         self._require_live()
-        for name, value in values.items():
-            public.check_number(f"record {name}", value, self._losses)
+        self.require_public(values)
         self._state = replace(self._state, recorded=self._state.recorded | values.keys())
         self._note(**values)
 

@@ -15,8 +15,10 @@ from torch.utils.data import TensorDataset
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.batch import Batch
+from dpfy.data.config import SUM
 from dpfy.data.given import is_rows
 from dpfy.data.lazy import Source
+from dpfy.data.owners import Owned, UserSource
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords
 from dpfy.gradients.engines.per_user import per_user, per_view
@@ -64,22 +66,26 @@ class Objective:
     def losses_of(self, model: nn.Module, source: Source | None = None) -> Callable[[Batch], Tensor]:
         """The function of a batch that training repeats.
 
-        For records by user a loss is the sum over a user's own records; for several views of a record it is the mean over them.
+        For records by user a loss is the sum over a user's own records, or their mean where :class:`dpfy.Users` says so; for several
+        views of a record it is the mean over them.
 
         The caller's functions are in its closure, where a resumed run looks for other code.
         """
         whole, loss, run, due = self.whole, self.named.loss, self._run, self._due
-        users, views = isinstance(source, UserRecords), 1 if source is None else source.rows_each
+        users, views = isinstance(source, UserRecords | UserSource), 1 if source is None else source.rows_each
+        reduction = source.loss if isinstance(source, UserSource) else SUM
 
         def losses(batch: Batch) -> Tensor:
             real = None
             if users:
                 *fields, real = batch
-                batch = tuple(fields)
+                batch = fields[0] if len(fields) == 1 and isinstance(fields[0], Mapping) else tuple(fields)
             if users or views > 1:
                 batch = pytree.tree_map_only(Tensor, lambda t: t.flatten(0, 1), batch)
             found = loss(*due(*run(model, batch))) if whole is None else whole(model, batch)
-            return per_user(found, real) if real is not None else per_view(found, views) if views > 1 else found
+            return (
+                per_user(found, real, reduction=reduction) if real is not None else per_view(found, views) if views > 1 else found
+            )
 
         return losses
 
@@ -184,6 +190,8 @@ def _held(data: object) -> Batch | None:
     """The fields of data that lies in memory, as a batch holds them; None where only reading tells."""
     if isinstance(data, UserRecords):
         return data.tensors[:-1]
+    if isinstance(data, Owned):
+        return _held(data.fields)
     if isinstance(data, Records):
         return data.take(torch.zeros(0, dtype=torch.int64))
     if isinstance(data, TensorDataset):

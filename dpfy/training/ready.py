@@ -24,14 +24,17 @@ def job(path: Path | None, given: Mapping[str, Any]) -> configuration.JobConfig:
     raw, found = settings.parsed(configuration.SECTIONS, path) if path else ({}, [])
     config, wrong = configuration.attempted(raw, given)
     found += wrong
-    values = configuration.merged(raw, given)
-    found += _of_schema(values["data"].get("schema"))
-    kind = values["data"].get("kind")
-    if "records" not in values["privacy"] and kind in REQUIRED and kind != "text":
-        found.append(InvalidInput("privacy.records", None, f"must be given for data of kind {kind!r}: {UNKNOWN}"))
-    problems.raise_all(found)
+    problems.raise_all([*found, *lacking(configuration.merged(raw, given))])
     assert config is not None
     return config
+
+
+def lacking(values: settings.Raw) -> list[InvalidInput]:
+    """What the values of a job leave open: places of its schema, and how many records there are."""
+    found, kind = _of_schema(values["data"].get("schema")), values["data"].get("kind")
+    if "records" not in values["privacy"] and kind in REQUIRED and kind != "text":
+        found.append(InvalidInput("privacy.records", None, f"must be given for data of kind {kind!r}: {UNKNOWN}"))
+    return found
 
 
 def _of_schema(given: object) -> list[InvalidInput]:

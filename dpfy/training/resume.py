@@ -122,4 +122,4 @@ def _noise_maker(device: torch.device, values: int) -> str:
     """What turns keys into noise: another one would give other noise to a step that is made again."""
     if device.type == "cpu":
         return "keystream 4" if values >= gaussian.CHUNK else "keystream 3"  # fewer values are made as they were
-    return "kernel 3" if chacha.triton is not None else "generator 2"
+    return "kernel 4" if chacha.triton is not None else "generator 2"

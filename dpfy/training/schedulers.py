@@ -62,6 +62,10 @@ class Schedules:
             _check(scheduler, optimizer, steps // every)
         if self.all and ruled:
             raise InvalidInput("scheduler", "beside Update(schedule=...)", "two rules of one learning rate: give one of them")
+        self._given: list[tuple[Any, list[float | None]]] = [
+            (one, _factors(one, steps)) for s in self.all for one in _within(s) if hasattr(one, "lr_lambdas")
+        ]
+        self._steady = True
         self._waits = [waits(scheduler) for scheduler in self.all]
         often = ["" if every == 1 else f" after every {every} steps" for every in self._every]
         self._words = ", and ".join(described(one) + words for one, words in zip(self.all, often, strict=True))
@@ -85,13 +89,24 @@ class Schedules:
         if self.all and self._marks() != self._left:
             rule = "the run steps it at each logical boundary: take scheduler.step() and changes of the optimizer's groups out of the loop"
             raise InvalidInput("scheduler", "stepped, or its optimizer's settings changed, outside of the run", rule)
+        if not self._steady:
+            rule = "its functions must depend on the step alone; give a metric of public data to ReduceLROnPlateau"
+            raise InvalidInput("scheduler", "a function that gives another rate than when the run began", rule)
 
     def advance(self, step: int) -> None:
         """Step them, after `step` of the run."""
         for scheduler, every, metric in zip(self.all, self._every, self._waits, strict=True):
             if not metric and (step + 1) % every == 0:
                 scheduler.step()
-        self._left = self._marks()
+        self._left, self._steady = self._marks(), self._by_the_step()
+
+    def _by_the_step(self) -> bool:
+        """Whether functions give what they gave for this step when the run began: else a loss behind a lambda would reach the weights."""
+        return not any(
+            1 <= (step := scheduler.last_epoch) <= (each := len(given) // len(scheduler.lr_lambdas))
+            and any(_factor(f, step) != given[n * each + step - 1] for n, f in enumerate(scheduler.lr_lambdas))
+            for scheduler, given in self._given
+        )
 
     def measured(self, name: str, value: float) -> None:
         """Give a public metric to those that wait for one; its name must stay the same."""

@@ -34,8 +34,16 @@ class Whole:
     """One process holds everything. `own` are the parts of a checkpoint that a rank does not share with rank 0."""
 
     own: ClassVar[tuple[str, ...]] = ()
+    waits: ClassVar[bool] = False
+    """Whether the ranks hold parts of the model, so that all of them must run it together."""
+
     world: World = field(default_factory=World)
     model: nn.Module = field(default_factory=nn.Module, repr=False)
+
+    @property
+    def readers(self) -> World:
+        """The ranks among which the records of a batch are shared out."""
+        return self.world
 
     @property
     def aliases(self) -> Mapping[int, Tensor]:
@@ -110,7 +118,7 @@ class Replicated(Whole):
         self.shapes = {name: t.shape for name, t in every.items()}
         bounds = [Shard(rank, self.world.count).bounds(total) for rank in range(self.world.count)]
         self.sizes = [last - first for first, last in bounds]
-        return self.shard.stream(whole, self.shard.part(every), every)
+        return self.shard.stream(whole, self.shard.part(every))
 
     def held(self, parameters: Grads) -> Grads:
         """The part of this rank."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.clip import Clip
 from dpfy.plan.recipe import Plan
-from dpfy.training import state
+from dpfy.training import public, state
 from dpfy.training.follower import Follower
 from dpfy.training.logical import LogicalBatch
 from dpfy.training.run import TRAINING, RunFolder
@@ -26,6 +26,7 @@ class Standing:
     _pieces: LogicalBatch | None
     _entered: bool
     _entry: int
+    _losses: Tensor | None
     device: torch.device
     plan: Plan
     folder: RunFolder | Follower
@@ -57,6 +58,11 @@ class Standing:
     def kept(self) -> dict[str, Any]:
         """What the caller's own loop wants to find again in a resumed run: plain values by name, stored in every checkpoint."""
         return self._state.kept
+
+    def require_public(self, values: Mapping[str, object]) -> None:
+        """Refuse what is no plain number under a word, and losses of the batch where they are recognised."""
+        for name, value in values.items():
+            public.check_number(f"record {name}", value, self._losses)
 
     @property
     def clip(self) -> Clip:

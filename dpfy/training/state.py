@@ -135,4 +135,5 @@ def set_generators(random: Named, device: torch.device) -> None:
 def guarantee(training: PrivateTraining) -> Guarantee:
     """The guarantee of the run's ledger, with the caveats that this run has earned."""
     folder = training.folder
-    return folder.ledger.guarantee(accounting.accountant(training.plan.accountant), folder.reserved.caveats)
+    route, held = accounting.accountant(training.plan.accountant), folder.reserved
+    return folder.ledger.guarantee(route, held.caveats, held.claim.trust)

@@ -27,7 +27,7 @@ from dpfy.data.lazy import Source
 from dpfy.gradients.checker import LossProbe, probe_call
 from dpfy.gradients.engine import trainable
 from dpfy.gradients.tracing.dispatch import OperationRecorder, compiled
-from dpfy.gradients.tracing.fingerprint import FIELD, difference, fingerprint, joined, scaled_by_size
+from dpfy.gradients.tracing.fingerprint import FIELD, difference, fingerprint, joined, scaled_by_length, scaled_by_size
 from dpfy.gradients.tracing.mixing import (
     APART,
     READ,
@@ -301,6 +301,8 @@ class Watch:
         if self.fingerprint is not None:
             if (name := scaled_by_size(self.fingerprint, mark)) is not None:
                 raise Unsupported(f"losses that depend on the number of records in the batch (in {name})", APART)
+            if (name := scaled_by_length(self.fingerprint, mark)) is not None:
+                raise Unsupported(f"losses that depend on the lengths of other sequences of the batch (in {name})", APART)
             mark = joined(self.fingerprint, mark)
         if mark != self.fingerprint:
             self.fingerprint = mark
@@ -378,6 +380,7 @@ class Watch:
             if self._expected is not None:
                 joined(self._expected, self._expected)
                 scaled_by_size(self._expected, self._expected)
+                scaled_by_length(self._expected, self._expected)
         except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError):
             raise Corrupt(f"checkpoint/{self.file.name}", "is damaged: start a new run") from None
         if refusal is not None:

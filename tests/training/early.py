@@ -64,20 +64,7 @@ def _settled(file: Path) -> tuple[int, int] | None:
 
 
 def _forked(folder: Path, death: int | None, order: Path | None = None) -> int:
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    seen: list[str] = []
-    for name in small.BOUNDARIES:
-        small._count(name, seen, death)
-    try:
-        train(folder)
-        if order:
-            order.write_text(" ".join(seen))
-        os._exit(0)
-    except BaseException as problem:
-        print(f"{folder.name}: {problem!r}", file=sys.stderr)
-        os._exit(1)
+    return small.forked(folder, lambda: train(folder), death, order)
 
 
 def started(context: Any, path: Path, every: int) -> dict[str, Any]:

@@ -24,15 +24,19 @@ import torch._dynamo  # what optimizers import late is imported once, in the ser
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import dpfy
 import dpfy.report.verify
-from dpfy.core.errors import Lost
+from dpfy.core.errors import Busy, Lost
 from dpfy.gradients.clip import QuantileClip
+from dpfy.training.run import RunFolder
 
 RECORDS, FEATURES, STEPS, TIMEOUT = 60, 6, 6, 90.0
 
@@ -114,6 +118,16 @@ def start(job: Callable[..., None], ranks: int, *arguments: Any) -> ProcessConte
     return start_processes(_joined, (ranks, port, job, arguments), ranks, join=False, start_method="forkserver")
 
 
+def done(context: ProcessContext, seconds: float = 500.0) -> None:
+    """Wait for all ranks; what one of them raised is raised here. A machine with other work to do may take long."""
+    until = time.monotonic() + seconds
+    while not context.join(max(0.0, until - time.monotonic())):
+        if time.monotonic() > until:
+            for process in context.processes:
+                process.kill()
+            raise TimeoutError(f"ranks that do not end in {seconds} seconds")
+
+
 def _joined(rank: int, ranks: int, port: int, job: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT))
@@ -133,10 +147,18 @@ def sharded(model: nn.Module, **policy: Any) -> nn.Module:
     return fully_shard(model, **policy)
 
 
+def parallel(model: nn.Module) -> nn.Module:
+    """Tensor parallel: the first layer by columns, put together again for what follows, the last by rows."""
+    model.load_state_dict(net().state_dict())
+    styles = {"0": ColwiseParallel(output_layouts=Replicate()), "3": RowwiseParallel(input_layouts=Replicate())}
+    return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), styles)
+
+
 WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "plain": lambda m: m,
     "ddp": DistributedDataParallel,
     "fsdp": sharded,
+    "parallel": parallel,
     "offload": partial(sharded, offload_policy=CPUOffloadPolicy(pin_memory=False)),
     "mixed": partial(sharded, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32)),
 }
@@ -255,6 +277,23 @@ def silent(rank: int, folder: str) -> None:
     train("banded", dpfy.Run(f"{folder}/run", seed=3), stop=3)
 
 
+def busy(rank: int, folder: str) -> None:
+    """The folder that rank 0 has opened is in use by another training of its own."""
+    run: Any = dpfy.Run(f"{folder}/busy", seed=3)
+    if rank == 0:
+        run = RunFolder(run, plan("dpsgd"))
+        run.in_use = True
+    model = net()
+    training = dpfy.PrivateTraining(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), plan("dpsgd"), run)
+    try:
+        training.__enter__()
+    except (Busy, Lost) as error:
+        Path(folder, f"busy-{rank}").write_text(f"{training.world.words} {error}")
+    dist.barrier()
+    if rank == 0:
+        run.__exit__(None, None, None)
+
+
 def other_number(rank: int, folder: str) -> None:
     """Resume the run of two ranks with another number of them."""
     try:
@@ -298,4 +337,5 @@ def several(rank: int, folder: str) -> None:
     """All that two ranks do in one start."""
     disagreeing(rank, folder)
     drawn(rank, folder)
+    busy(rank, folder)
     silent(rank, folder)

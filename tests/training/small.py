@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,15 @@ def _left(folder: Path) -> dict[str, object]:
 
 
 def _forked(path: Path, death: int | None, order: Path | None = None) -> int:
-    """The wait status of a fork that trains two steps and dies before call `death`, counted over all functions together."""
+    """The wait status of a fork that trains two steps, and dies before call `death`."""
+    return forked(path, lambda: train(dpfy.Run(path, resume=True, seed=5, checkpoint_every=0.0), steps=2), death, order)
+
+
+def forked(path: Path, work: Callable[[], object], death: int | None, order: Path | None = None) -> int:
+    """The wait status of a fork that does `work` in `path`, and dies before call `death`, counted over all functions together.
+
+    The names of the calls are written to `order`.
+    """
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
@@ -125,7 +134,7 @@ def _forked(path: Path, death: int | None, order: Path | None = None) -> int:
     for name in BOUNDARIES:
         _count(name, seen, death)
     try:
-        train(dpfy.Run(path, resume=True, seed=5, checkpoint_every=0.0), steps=2)
+        work()
         if order:
             order.write_text(" ".join(seen))
         os._exit(0)

@@ -252,6 +252,63 @@ def test_what_cannot_be_billed_is_refused_before_the_first_step(tmp_path):
         dpfy.fit(net, (x, y), run=folder, **options)
 
 
+def numbers() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    x, _ = small.data()
+    return torch.nn.Sequential(torch.nn.Linear(small.FEATURES, 1), torch.nn.Flatten(0)), x, x[:, 0] * 3
+
+
+def test_losses_up_to_a_bound_are_billed(tmp_path, monkeypatch):
+    """Each record adds its loss in parts of the bound, one that is huge or no number all of it; noise is that of the bill."""
+    net, x, y = numbers()
+    y[0], y[1] = 1e9, math.nan
+    aim, exact = evaluation.Objective("mse"), (net(x) - y).square().nan_to_num(9.0).clamp(max=2.0).double()
+    sums = evaluation._bounded_losses(stub(net, tmp_path, 1), Records((x, y)), aim, 2.0)
+    assert torch.allclose(sums, torch.stack([len(x) - exact.sum() / 2, exact.sum() / 2]))
+    seen = []
+    real = NoiseStream.release
+    monkeypatch.setattr(NoiseStream, "release", lambda s, total, *more: [seen.append(total), real(s, total, *more)][1])
+    found = evaluation.billed(stub(net, tmp_path, 1, noise=0.1), Records((x, y)), aim, 2.0)
+    assert found.utility["test_loss"] == pytest.approx(float(exact.mean()), abs=0.02)
+    assert found.utility["test_loss_bound"] == 2.0
+    assert 0 < found.utility["test_loss_noise"] < 0.02
+    assert seen[0].bound.l2 == evaluation.ONE_RECORD
+    assert torch.equal(seen[0].value["counts"], sums)
+
+
+def test_a_billed_regression_is_part_of_the_guarantee_and_keeps_its_bound(tmp_path, monkeypatch):
+    net, x, y = numbers()
+
+    def fit(bound: float | None, **more: object) -> dpfy.Result:
+        adam = torch.optim.Adam(net.parameters(), lr=0.05)
+        run = dpfy.Run(tmp_path / "run", resume=True, seed=5)
+        options = {"loss": "mse", "test": (x, y), "test_is": "billed", "test_bound": bound} | more
+        return dpfy.fit(net, (x, y), plan=small.plan(3), optimizer=adam, run=run, **options)
+
+    with pytest.raises(Unsupported, match="test_bound="):
+        fit(None)
+    for wrong in (-1.0, math.inf):
+        with pytest.raises(InvalidInput, match="test_bound"):
+            fit(wrong)
+    with pytest.raises(InvalidInput, match="goes with test_is"):
+        fit(1.0, test_is="public")
+    with monkeypatch.context() as crash:
+        crash.setattr("dpfy.training.finish.write", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fit(4.0)
+    net, *_ = numbers()
+    with pytest.raises(InvalidInput, match="resume test: got"):
+        fit(2.0)
+    net, *_ = numbers()
+    found = fit(4.0)
+    assert found.epsilon > small.plan(3).epsilon
+    assert 0 <= found.utility["test_loss"] <= 4.0
+    card = small.card_of(tmp_path / "run")
+    assert card["evaluation"]["test"] == "billed"
+    assert card["utility"]["test_loss_bound"] == 4.0
+    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+
+
 def billed_run(path: Path, test: object, **options: object) -> dpfy.Result:
     net = small.model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)

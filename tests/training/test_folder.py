@@ -312,3 +312,23 @@ def test_accounting_is_asked_nothing_new_once_a_step_is_made(tmp_path, monkeypat
     )
     assert (result.run / "privacy.json").is_file()
     assert result.epsilon == metrics.rows(result.run)[-1]["epsilon"]
+
+
+def _in_a_loop(net, data, plan, optimizer, folder):
+    with dpfy.PrivateTraining(net, optimizer, data, plan, folder):
+        pass
+
+
+def _in_one_call(net, data, plan, optimizer, folder):
+    dpfy.fit(net, data, plan=plan, optimizer=optimizer, run=folder)
+
+
+@pytest.mark.parametrize("train", [_in_a_loop, _in_one_call])
+def test_an_opened_folder_trains_by_the_plan_it_reserved_and_by_no_other(tmp_path, train):
+    """The ledger of an opened folder bills its own plan: less noise than that must not be made under its permit."""
+    net, recipe = torch.nn.Linear(4, 2), dpfy.dpsgd(records=200, batch_size=40, steps=5)
+    data, optimizer = (torch.randn(200, 4), torch.zeros(200, dtype=torch.long)), torch.optim.SGD(net.parameters(), lr=0.1)
+    folder = RunFolder(Run(tmp_path / "run"), recipe.with_noise(4.0, delta=1e-3))
+    with pytest.raises(InvalidInput, match="plan: got"):
+        train(net, data, recipe.with_noise(0.1, delta=1e-3), optimizer, folder)
+    folder.close()

@@ -328,10 +328,18 @@ def test_what_is_read_lazily_trains_and_is_measured_as_in_memory(tmp_path):
         fit(Two(), views, tmp_path / "no", test=views)
 
 
+class OfRows(nn.Linear):
+    """A model of [rows, features], and of nothing else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, _ = x.shape
+        return super().forward(x.reshape(rows, -1))
+
+
 def test_a_user_of_one_record_is_a_row_of_the_model(tmp_path):
     users = dpfy.by_user((X, Y), torch.arange(small.RECORDS), most=1)
     plan = dpfy.dpsgd(small.RECORDS, 20, steps=2, unit=users.unit).with_noise(2.0, delta=1e-3)
-    net = nn.Linear(small.FEATURES, small.CLASSES)
+    net = OfRows(small.FEATURES, small.CLASSES)
     fit(net, users, tmp_path / "run", plan=plan)
     with pytest.raises(InvalidInput, match="must be records one by one"):
         fit(net, users, tmp_path / "no", plan=plan, test=users)

@@ -74,7 +74,7 @@ def test_a_refusal_that_is_caught_is_not_forgotten(tmp_path: Path) -> None:
                 except Unsupported as refusal:
                     refused.append(str(refusal))
 
-    with pytest.raises(DpfyError):
+    with pytest.raises(DpfyError, match=r"a run that stopped \(.*float16"):
         body()
     assert len(refused) == 1
     assert training.steps_done == 0

@@ -51,7 +51,9 @@ def test_a_rank_dies_and_the_resumed_run_releases_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "wrap", "ranks"), [("blt", "fsdp", 4), ("banded", "plain", 2), ("adaptive", "fsdp", 2)])
+@pytest.mark.parametrize(
+    ("kind", "wrap", "ranks"), [("blt", "fsdp", 4), ("banded", "plain", 2), ("adaptive", "fsdp", 2), ("banded", "parallel", 2)]
+)
 def test_twenty_deaths_at_random_moments(tmp_path, kind, wrap, ranks):
     expected, calls = whole(tmp_path, kind, wrap, ranks)
     rng = random.Random(5)

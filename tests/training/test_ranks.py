@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tests.training import ranked
 
 import dpfy
 from dpfy.core.errors import InvalidInput
+from dpfy.training import fully_sharded
 
 KINDS = ["dpsgd", "lazy", "few", "banded", "blt", "adaptive", "exact"]
 CASES = [*((kind, "plain") for kind in KINDS), ("dpsgd", "ddp"), *((kind, "fsdp") for kind in KINDS if kind != "lazy")]
@@ -26,7 +29,7 @@ def alone(tmp_path_factory):
 def together(request, tmp_path_factory):
     """The number of ranks, and the folder of their runs."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    ranked.start(ranked.cases, request.param, str(folder), CASES).join(120)
+    ranked.done(ranked.start(ranked.cases, request.param, str(folder), CASES))
     return request.param, folder
 
 
@@ -50,7 +53,7 @@ def test_ranks_make_the_run_of_one_process(alone, together, kind, wrap):
 def pair(tmp_path_factory):
     """What two ranks did, one thing after the other, in one folder."""
     folder = tmp_path_factory.mktemp("pair")
-    ranked.start(ranked.several, 2, str(folder)).join(120)
+    ranked.done(ranked.start(ranked.several, 2, str(folder)))
     return folder
 
 
@@ -80,8 +83,14 @@ def test_a_rank_that_does_not_answer_is_an_error_in_time(pair):
     assert "does not answer" in (pair / "silent").read_text()
 
 
+def test_a_folder_in_use_ends_the_training_on_all_ranks_at_once(pair):
+    for rank in range(2):
+        assert (pair / f"busy-{rank}").read_text().startswith("None ")  # the group for words is let go of
+        assert "another training is using it" in (pair / f"busy-{rank}").read_text()
+
+
 def test_a_run_is_resumed_by_as_many_ranks_as_began_it(pair):
-    ranked.start(ranked.other_number, 3, str(pair)).join(60)
+    ranked.done(ranked.start(ranked.other_number, 3, str(pair)))
     assert all("2 (torchrun --nproc-per-node=2)" in (pair / f"number-{rank}").read_text() for rank in range(3))
     with pytest.raises(InvalidInput, match="resume ranks: got 1; must be what the run was started with: 2"):
         ranked.train("banded", dpfy.Run(pair / "run", resume=True, seed=3))
@@ -117,3 +126,10 @@ def test_shares_hold_the_batch_once_and_differ_by_one_record_at_most():
             assert np.concatenate(shares).tolist() == indices.tolist()
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
             assert max(map(len, shares)) == len(dpfy.World(0, count).largest_share(indices))
+
+
+def test_groups_of_gathered_parameters_are_found_in_every_torch():
+    """Several a module since 2.13, before it one or none."""
+    assert fully_sharded._groups(SimpleNamespace(_fsdp_param_groups=["a", "b"])) == ["a", "b"]
+    assert fully_sharded._groups(SimpleNamespace(_fsdp_param_group="a")) == ["a"]
+    assert fully_sharded._groups(SimpleNamespace(_fsdp_param_group=None)) == []

@@ -311,6 +311,22 @@ def test_a_function_that_gives_other_rates_in_another_life_is_refused(tmp_path):
         train(tmp_path / "run", make)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_function_that_follows_the_losses_is_refused(tmp_path, inside):
+    class Loss:
+        now = 1.0
+
+    def make(o):
+        one = rates.LambdaLR(o, lambda step: 1.0 / Loss.now)
+        return rates.SequentialLR(o, [one, rates.ConstantLR(o)], milestones=[8]) if inside else one
+
+    def loop(training, scheduler):
+        Loss.now = float(training._losses.mean())
+
+    with pytest.raises(InvalidInput, match="a function that gives another rate than when the run began"):
+        train(tmp_path / "run", make, loop=loop)
+
+
 # --- loops that step a scheduler themselves ------------------------------------------------------------------------------------------
 
 
