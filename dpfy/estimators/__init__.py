@@ -1,0 +1,39 @@
+"""Classical learners with scikit-learn's interface: `fit`, `predict`, a card."""
+
+from dpfy.estimators.components import PCA
+from dpfy.estimators.estimator import ESTIMATORS, PrivateClassifier, PrivateEstimator, PrivateRegressor, load
+from dpfy.estimators.linear import LinearRegression, LinearSVC, LogisticRegression, PoissonRegressor, Ridge
+from dpfy.estimators.naive_bayes import NaiveBayes
+from dpfy.estimators.trees import (
+    AdditiveBoostingClassifier,
+    AdditiveBoostingRegressor,
+    DecisionTreeClassifier,
+    DecisionTreeRegressor,
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+
+__all__ = [
+    "ESTIMATORS",
+    "PCA",
+    "AdditiveBoostingClassifier",
+    "AdditiveBoostingRegressor",
+    "DecisionTreeClassifier",
+    "DecisionTreeRegressor",
+    "GradientBoostingClassifier",
+    "GradientBoostingRegressor",
+    "LinearRegression",
+    "LinearSVC",
+    "LogisticRegression",
+    "NaiveBayes",
+    "PoissonRegressor",
+    "PrivateClassifier",
+    "PrivateEstimator",
+    "PrivateRegressor",
+    "RandomForestClassifier",
+    "RandomForestRegressor",
+    "Ridge",
+    "load",
+]

@@ -1,0 +1,130 @@
+"""From what a fit needs to release, and a budget, to rounds with their noise.
+
+Shares are shares of the budget as noise counts it: Gaussian releases of noise multipliers s_i are together one of 1 / sqrt(sum 1/s_i^2)
+(Dong, Roth & Su 2022, Corollary 3.3), so that a need with a share of w, released n times, gets s = t sqrt(n / w) for one t, which is
+that of a single Gaussian release. Choices have zCDP epsilon^2 / 8 and count accordingly. At delta 0 shares are shares of epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dpfy.accounting import calibrate, table
+from dpfy.accounting.gaussian import sigma_analytic
+from dpfy.accounting.rows import moves
+from dpfy.core import check, events
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.unit import Adjacency
+from dpfy.core.values import Bound
+from dpfy.estimators.claim import Round, together
+
+GROW = 1 + 2.0**-40
+SUM, CHOICE = "sum", "choice"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a fit may cost and what is hidden. `records` is the public number of records, where there is one."""
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+    accountant: str = table.DEFAULT
+    records: int | None = None
+
+    def __post_init__(self) -> None:
+        check.epsilon("epsilon", self.epsilon)
+        if check.below_one("delta", self.delta):
+            check.delta("delta", self.delta)
+        object.__setattr__(self, "adjacency", Adjacency.parse(self.adjacency))
+        check.one_of("accountant", self.accountant, table.TABLE)
+        if self.delta == 0:
+            object.__setattr__(self, "accountant", "basic")
+        if self.records is not None:
+            check.integer("records", self.records, most=check.RECORDS)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a record is replaced: then how many there are is no secret."""
+        return self.adjacency is Adjacency.REPLACE_ONE
+
+    @property
+    def mu(self) -> float:
+        """All of the budget as one Gaussian release: what a unit adds over the standard deviation. Infinite at delta 0."""
+        return math.inf if self.delta == 0 else 1 / (moves(self.adjacency) * sigma_analytic(self.epsilon, self.delta))
+
+
+@dataclass(frozen=True)
+class Need:
+    """A kind of release before its noise is fixed: `releases` sums (or choices), each with at most `bound`, for a share of the budget."""
+
+    name: str
+    bound: Bound
+    releases: int = 1
+    share: float = 1.0
+    how: str = SUM
+    make: Callable[[float], events.Event] | None = None
+    """The event of one release with a noise multiplier, where it is no plain sum or choice."""
+
+    def __post_init__(self) -> None:
+        check.positive(f"share of {self.name}", self.share)
+        check.one_of(f"release of {self.name}", self.how, (SUM, CHOICE))
+
+
+def rounds(needs: Sequence[Need], terms: Terms) -> tuple[Round, ...]:
+    """Each need with its noise.
+
+    Guarantees: the composition of all their events, by the accountant of the terms, is at most (epsilon, delta). Nothing but the needs
+    and the terms is looked at.
+    """
+    if not needs:
+        raise InvalidInput("needs", [], "must be at least one release")
+    return _rounds(tuple(needs), terms)
+
+
+@lru_cache(maxsize=256)
+def _rounds(needs: tuple[Need, ...], terms: Terms) -> tuple[Round, ...]:
+    """Kept, since choices beside sums take a second to calibrate."""
+    whole = sum(n.share for n in needs)
+    if terms.delta == 0:
+        scale = float(moves(terms.adjacency)) / terms.epsilon
+    elif all(n.how == SUM and n.make is None for n in needs) and terms.accountant in ("tight", "gdp"):
+        scale = 1 / terms.mu
+    else:
+        made = [(n, n.share / whole) for n in needs]
+        scale = calibrate.noise(
+            lambda t: together([Round(n.name, _event(n, w, t, terms), _bound(n, terms), n.releases) for n, w in made]),
+            terms.epsilon,
+            terms.delta,
+            adjacency=terms.adjacency,
+            accountant=terms.accountant,
+        )
+    curve = table.accountant(terms.accountant).curve
+    while True:
+        found = tuple(Round(n.name, _event(n, n.share / whole, scale, terms), _bound(n, terms), n.releases) for n in needs)
+        if curve(together(found), terms.adjacency).epsilon(terms.delta) <= terms.epsilon:
+            return found
+        scale *= GROW
+
+
+def _event(need: Need, weight: float, scale: float, terms: Terms) -> events.Event:
+    """One release of a need that has this part of the budget, where all of it would be noise of `scale`."""
+    if terms.delta == 0 and need.make is not None:
+        raise Unsupported(f"a pure guarantee (delta 0) of {need.name}", "state a delta above 0")
+    if terms.delta == 0:
+        each = scale * need.releases / weight
+        return events.Laplace(each) if need.how == SUM else events.BoundedRange(moves(terms.adjacency) / each)
+    each = scale * math.sqrt(need.releases / weight)
+    if need.make is not None:
+        return need.make(each)
+    return events.Gaussian(each) if need.how == SUM else events.BoundedRange(2 * moves(terms.adjacency) / each)
+
+
+def _bound(need: Need, terms: Terms) -> float:
+    if need.how == CHOICE:
+        return need.bound.finite("linf", f"a choice ({need.name})")
+    norm = "l1" if terms.delta == 0 else "l2"
+    return need.bound.finite(norm, f"noise at delta {terms.delta:g} ({need.name})")

@@ -1,0 +1,368 @@
+"""What every private estimator is: scikit-learn's interface around one claim, one run folder and one card.
+
+An estimator says what it will release (`_needs`: public facts alone), learns from records through these releases (`_learn`), and takes
+what was released (`_take`). The rest is here, once: terms, columns, ledger, folder, card, resume, pickles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import validate_data
+
+from dpfy.core import check
+from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.estimators import bounding, columns, fitting, records, refits, target
+from dpfy.estimators.budget import Need, Terms, rounds
+from dpfy.estimators.claim import Condition, FitClaim
+from dpfy.estimators.columns import Columns, Form
+from dpfy.estimators.files import FileTable
+from dpfy.estimators.fitting import Fit, Model, Release
+from dpfy.estimators.records import Records
+from dpfy.estimators.target import Classes, OpenTarget, Range, Target
+from dpfy.runs.folder import Place
+
+COMMON = ("epsilon", "delta", "accountant", "adjacency", "schema", "bounds", "records", "ledger", "run", "random_state")
+ESTIMATORS: dict[str, type[PrivateEstimator]] = {}
+"""Every estimator by its name: a file names one, and nothing is imported because of it."""
+
+
+@dataclass(frozen=True)
+class Public:
+    """All that is known before a record is read: columns, target and terms."""
+
+    form: Form
+    columns: Columns
+    target: Target | None
+    terms: Terms
+
+    @property
+    def open(self) -> int:
+        """How many ranges must be bought."""
+        return len(self.columns.open) + isinstance(self.target, OpenTarget)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateEstimator(BaseEstimator):
+    """The parameters that all estimators have.
+
+    epsilon, delta:  what a fit may cost. delta 0 asks for a pure guarantee, where the estimator has one.
+    accountant:      which accountant computes it ("tight" is exact here).
+    adjacency:       which change is hidden: "add-or-remove-one", "replace-one" or "zero-out".
+    schema:          public columns: a TOML file, the name of a packaged schema, or columns of `dpfy.data.schema`.
+    bounds:          in its place, for numbers: (low, high), each a number or one for each column, or pairs by the name of a column. Columns
+                     without bounds are bounded by private quantiles, for a tenth of the budget.
+    records:         the public number of records, if there is one. Where a record is replaced the number is public anyway.
+    ledger:          the ledger of the data set, shared by all releases on it, with its budget.
+    run:             a new run folder, or a `Place`; without one the files are kept in `release_`.
+    random_state:    fixes all noise for a test: such a fit protects nothing, and its card says so.
+
+    After `fit`: `card_` (the privacy card), `release_` (the run folder: `release_.save(path)`, then `dpfy verify path`).
+    """
+
+    epsilon: float = 1.0
+    delta: float = 1e-6
+    accountant: str = "tight"
+    adjacency: str = "add-or-remove-one"
+    schema: Any = None
+    bounds: Any = None
+    records: int | None = None
+    ledger: Any = None
+    run: Any = None
+    random_state: int | None = None
+
+    private: ClassVar[bool] = True
+    """For pipelines: what this step learns is protected."""
+    cell_of_missing: ClassVar[bool] = False
+    """Whether a missing value without a fill has a cell of its own; otherwise it is refused."""
+
+    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        """Every estimator is known by its name; what several have in common (`abstract`) is none."""
+        super().__init_subclass__(**kwargs)
+        if not abstract:
+            ESTIMATORS[cls.__name__] = cls
+
+    # What an estimator says for itself.
+
+    def _needs(self, public: Public) -> Sequence[Need]:
+        """What will be released, from public facts alone."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+        """Released arrays by name. Whatever is not made of `fit.release` and `fit.choose` alone must not be in them."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+        """Set the fitted attributes, from released arrays alone."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _conditions(self, public: Public) -> Sequence[Condition]:
+        """What the proof needs beside bounded contributions, and how it is seen to."""
+        return ()
+
+    def _bits(self, public: Public) -> Mapping[str, int]:
+        """Fractional bits of the sums of each round that are not whole numbers."""
+        return {}
+
+    def _target(self, X: Any, y: Any) -> Target | None:
+        """What is public about the target."""
+        return None
+
+    def _target_name(self) -> str | None:
+        """The column of the schema that y holds."""
+        return getattr(self, "target", None)
+
+    # What is the same for all.
+
+    def fit(self, X: Any, y: Any = None) -> Any:
+        """Fit on private records.
+
+        Guarantees: everything public is checked, the price computed and the claim reserved before a record is read. A fit that is refused
+        spends nothing. What is kept of the records is what was released under the claim.
+        """
+        refits.refuse(self)
+        public = self._public(X, y)
+        claim = self._claim(public)
+        shown = getattr(self, "_progress", None)
+        release = fitting.run(self._place(), self._elsewhere(), claim, lambda fit: self._fitted(X, y, public, fit), shown)
+        self._load(release)
+        return self
+
+    def _public(self, X: Any, y: Any) -> Public:
+        terms = Terms(self.epsilon, self.delta, self.adjacency, self.accountant, self.records)  # type: ignore[arg-type]
+        form = Form.of(X)
+        held = columns.public(form, self.schema, self.bounds, self._target_name())
+        held = replace(held, cell_of_missing=self.cell_of_missing)
+        return Public(form, held, self._target(X, y), terms)
+
+    def _claim(self, public: Public) -> FitClaim:
+        own = list(self._needs(public))
+        bought = bounding.needs(public.open, public.terms, sum(need.share for need in own))
+        made = rounds([*bought, *own], public.terms)
+        parts = [*public.columns.columns, *([] if public.target is None else [public.target])]
+        claim = FitClaim(
+            type(self).__name__,
+            columns.described(parts),
+            self._settings(),
+            made,
+            (*_domain(public), *self._conditions(public)),
+            adjacency=public.terms.adjacency,
+            delta=public.terms.delta,
+            accountant=public.terms.accountant,
+            records=public.terms.records,
+        )
+        fitting.check_drawable(claim, self._bits(public))
+        return claim
+
+    def _settings(self) -> tuple[tuple[str, str], ...]:
+        """Its own parameters, in words."""
+        own = {k: v for k, v in self.get_params(deep=False).items() if k not in COMMON}
+        return tuple((k, _printable(v)) for k, v in sorted(own.items()))
+
+    def _place(self) -> Place | None:
+        """The folder that the caller named."""
+        seed = None if self.random_state is None else check.integer("random_state", self.random_state, least=0)
+        if self.run is None:
+            return None
+        if isinstance(self.run, Place):
+            if self.ledger is not None or seed is not None:
+                raise InvalidInput("run", "a Place", "holds ledger and seed itself: leave out ledger and random_state")
+            return self.run
+        if not isinstance(self.run, str | Path):
+            raise InvalidInput("run", self.run, "must be a path, or a dpfy.runs.folder.Place")
+        return Place(self.run, ledger=self.ledger, seed=seed)
+
+    def _elsewhere(self) -> dict[str, Any]:
+        """Of a place in a temporary folder."""
+        return {"ledger": self.ledger, "seed": self.random_state}
+
+    def _fitted(self, X: Any, y: Any, public: Public, fit: Fit) -> Model:
+        data = self._read(X, y, public)
+        if public.open:
+            data = _bounded(data, fit)
+        form = public.form
+        facts: dict[str, Any] = {"estimator": type(self).__name__, "columns": data.columns.to_json(), "target": _told(data.aim)}
+        width = len(data.columns.columns) if isinstance(X, FileTable) else form.width
+        facts |= {"width": width, "names": list(form.names) if form.names and form.named else None}
+        return Model(self._learn(data, public, fit), facts | {"settings": dict(self._settings())})
+
+    def _read(self, X: Any, y: Any, public: Public) -> Records:
+        """The private records, every cell by its public column."""
+        held, aim = records.read(X, public.columns), public.target
+        if not held.size:
+            rule = f"Found array with 0 sample(s) (shape=(0, {len(public.columns.columns)})) while a minimum of 1 is required."
+            raise InvalidInput("X", "no records", rule)
+        if aim is None:
+            return held
+        values: NDArray[Any] = aim.read(y) if isinstance(aim, Classes) else target.numbers_of(y)
+        if len(values) != held.size:
+            rule = f"must be one for each of the {held.size} records of X: inconsistent numbers of samples"
+            raise InvalidInput("y", f"{len(values)} values", rule)
+        if isinstance(aim, Range):
+            values = np.clip(values, aim.low, aim.high)
+        return replace(held, target=values, aim=aim)
+
+    def _load(self, release: Release) -> None:
+        """Be what was released."""
+        model = release.model
+        if model.facts.get("estimator") != type(self).__name__:
+            raise Corrupt(fitting.FILE, f"holds {model.facts.get('estimator')}, not {type(self).__name__}")
+        self.release_, self.card_ = release, release.card
+        self._columns = Columns.from_json(model.facts["columns"])
+        self._aim = _aim(model.facts["target"])
+        self.n_features_in_ = int(model.facts["width"])
+        self.__dict__.pop("feature_names_in_", None)
+        if model.facts["names"] is not None:
+            self.feature_names_in_ = np.array(model.facts["names"], object)
+        if isinstance(self._aim, Classes):
+            self.classes_ = self._aim.array
+        self._take(dict(model.arrays))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.cell_of_missing
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "release_")
+
+    def _given(self, X: Any) -> Records:
+        """Rows to predict on, by the columns of the fit."""
+        if not self.__sklearn_is_fitted__():
+            raise NotFittedError(f"This {type(self).__name__} instance is not fitted yet: call fit first")
+        Form.of(X)
+        if not isinstance(X, FileTable):  # whose columns are found by their names alone
+            validate_data(self, X=_framed(X), reset=False, skip_check_array=True)
+        return records.read(X, self._columns)
+
+    @property
+    def guarantee_(self) -> str:
+        """The guarantee in one sentence."""
+        return str(self.card_["statement"])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
+    """An estimator of classes.
+
+    classes:  the public list of labels; or "public", which states that the labels that occur in y are public knowledge. A schema with a
+              label says it too.
+    target:   the column of the schema that y holds (default: its label).
+    """
+
+    classes: Any = None
+    target: str | None = None
+
+    def _target(self, X: Any, y: Any) -> Target | None:
+        target.some(y)
+        return target.classes(self.classes, columns.label_of(self.schema, self.target), y)
+
+    def _target_name(self) -> str | None:
+        said = columns.label_of(self.schema, self.target)
+        return None if said is None else said.name
+
+    def _log_joint(self, given: Records) -> NDArray[np.float64]:
+        """A score of each class for each row, of which the softmax is the probability."""
+        raise NotImplementedError(type(self).__name__)
+
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """Logarithms of the probabilities of the classes."""
+        scores = self._log_joint(self._given(X))
+        scores = scores - scores.max(axis=1, keepdims=True)
+        return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities of the classes, in the order of `classes_`."""
+        return np.asarray(np.exp(self.predict_log_proba(X)))
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most likely class of each row."""
+        best = self._log_joint(self._given(X)).argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
+    """An estimator of numbers.
+
+    target_bounds:  the public range (low, high) of y; a schema says it too. Without one it is bought.
+    target:         the column of the schema that y holds.
+    """
+
+    target_bounds: Any = None
+    target: str | None = None
+
+    def _target(self, X: Any, y: Any) -> Target | None:
+        target.some(y)
+        return target.number(self.target_bounds, columns.label_of(self.schema, self.target) if self.target else None)
+
+
+def load(run: str | Path) -> Any:
+    """The fitted estimator of a finished run folder: it predicts as the one that was fitted."""
+    release = Release.of(Path(run))
+    name = release.model.facts.get("estimator")
+    if name not in ESTIMATORS:
+        raise Corrupt(fitting.FILE, f"holds an estimator that is not known: {name!r}")
+    made = ESTIMATORS[str(name)]()
+    made._load(release)
+    return made
+
+
+def _framed(X: Any) -> Any:
+    """An Arrow table in a form whose names scikit-learn reads."""
+    return X.slice(0, 0).to_pandas() if hasattr(X, "column_names") else X if hasattr(X, "columns") else columns.as_array(X)
+
+
+def _bounded(data: Records, fit: Fit) -> Records:
+    """Buy the ranges that nobody stated."""
+    values, opened = records.open_values(data)
+    names = [c.name for c in opened]
+    if isinstance(data.aim, OpenTarget) and data.target is not None:
+        values, names = np.concatenate([values, data.target[:, None]], axis=1), [*names, target.NAME]
+    found = dict(zip(names, bounding.bought(values, names, fit), strict=True))
+    if isinstance(data.aim, OpenTarget) and data.target is not None:
+        low, high = found.pop(target.NAME).range
+        data = replace(data, target=np.clip(data.target, low, high), aim=Range(low, high))
+    closed = tuple(found.get(c.name, c) if isinstance(c, columns.Open) else c for c in data.columns.columns)
+    return replace(data, columns=replace(data.columns, columns=closed))
+
+
+def _domain(public: Public) -> list[Condition]:
+    """Where ranges and classes come from."""
+    needed = "ranges, categories and classes are public"
+    if isinstance(public.target, Classes) and public.target.stated:
+        return [Condition("domain", needed, "the caller stated that the labels that occur in y are public", stated=True)]
+    if public.open:
+        return [Condition("domain", needed, f"{public.open} ranges that nobody stated were bought with a share of the budget")]
+    return [Condition("domain", needed, "they were taken from the schema or the caller, never from the records")]
+
+
+def _told(aim: Target | None) -> dict[str, Any] | None:
+    if isinstance(aim, Classes):
+        return {"classes": list(aim.labels)}
+    return {"range": [aim.low, aim.high]} if isinstance(aim, Range) else None
+
+
+def _aim(told: Any) -> Target | None:
+    if told is None:
+        return None
+    return Classes(tuple(told["classes"])) if "classes" in told else Range(*told["range"])
+
+
+def _printable(value: Any) -> str:
+    text = "".join(c if c.isprintable() else "?" for c in repr(value)).strip()
+    return text[:1997] + "..." if len(text) > 2000 else text or "none"
+
+
+def softened(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities that add up to one, none of them zero."""
+    floor = np.maximum(probabilities, math.ulp(1.0))
+    return np.asarray(floor / floor.sum(axis=-1, keepdims=True))

@@ -1,0 +1,121 @@
+"""A fit of a file from the command line: names of estimators, settings as text, what is measured on public rows."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfy.core import check
+from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.estimators import columns, target
+from dpfy.estimators.estimator import COMMON, ESTIMATORS, PrivateClassifier, PrivateEstimator, PrivateRegressor, load
+from dpfy.estimators.files import FileTable
+from dpfy.report.verify import verify
+from dpfy.runs.folder import Place
+
+SHORT = {
+    "logistic": "LogisticRegression",
+    "svm": "LinearSVC",
+    "linear": "LinearRegression",
+    "ridge": "Ridge",
+    "poisson": "PoissonRegressor",
+    "naive-bayes": "NaiveBayes",
+}
+"""Names on the command line; every estimator is known by its own name in small letters with dashes, too."""
+
+
+def names() -> dict[str, type[PrivateEstimator]]:
+    """Every estimator by its names on the command line, short ones first."""
+    import dpfy.estimators  # all of them
+
+    assert dpfy.estimators
+    found = {short: ESTIMATORS[name] for short, name in SHORT.items() if name in ESTIMATORS}
+    return found | {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind for name, kind in sorted(ESTIMATORS.items())}
+
+
+def settings(kind: type[PrivateEstimator], assignments: Sequence[str]) -> dict[str, Any]:
+    """`key=value` for the parameters of an estimator, values as TOML; words need no quotes."""
+    known = [name for name in kind().get_params(deep=False) if name not in COMMON]
+    found: dict[str, Any] = {}
+    for text in assignments:
+        key, sign, value = text.partition("=")
+        check.one_of("--set", key.strip(), known)
+        if not sign:
+            raise InvalidInput("--set", text, "must be key=value")
+        try:
+            found[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+            found[key.strip()] = value.strip()
+    return found
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A fit as it was asked for: `data` and `schema` are files, `given` the parameters of the estimator."""
+
+    estimator: str
+    data: str
+    schema: str
+    target: str | None
+    given: Mapping[str, Any]
+    test: str | None = None
+
+    def run(self, place: Place, progress: Callable[[int, int], None] | None = None) -> tuple[Any, dict[str, float]]:
+        """The fitted estimator, and figures of the public test rows."""
+        kind = names()[check.one_of("--estimator", self.estimator, names())]
+        made = kind(**self.given, schema=self.schema, run=place)
+        made._progress = progress  # type: ignore[attr-defined]
+        table = FileTable(self.data)
+        held = None if self.test is None else FileTable(self.test)
+        if not issubclass(kind, PrivateClassifier | PrivateRegressor):
+            if self.target is not None:
+                raise InvalidInput("--target", self.target, f"is not for {self.estimator}, which predicts nothing")
+            return made.fit(table), {}
+        said = columns.label_of(self.schema, self.target)
+        if said is None:
+            raise InvalidInput("--target", None, "must be given: the schema has no label")
+        made.target = said.name  # type: ignore[attr-defined]
+        made.fit(table, table.target(said.name))
+        return made, {} if held is None else figures(made, held, held.target(said.name))
+
+
+def figures(made: Any, held: FileTable, truth: Any) -> dict[str, float]:
+    """How well public rows are predicted."""
+    if isinstance(made, PrivateRegressor):
+        values, found = target.numbers_of(truth), made.predict(held)
+        error = float(np.mean((values - found) ** 2))
+        return {"test_rmse": error**0.5, "test_r2": 1 - error / max(float(values.var()), 1e-300)}
+    places = target.Classes(tuple(made.classes_.tolist())).read(truth)
+    chances = made.predict_proba(held)
+    found = {"test_accuracy": float((chances.argmax(axis=1) == places).mean())}
+    if len(made.classes_) == 2 and 0 < places.mean() < 1:
+        from sklearn.metrics import roc_auc_score
+
+        found["test_auroc"] = float(roc_auc_score(places, chances[:, 1]))
+    return found
+
+
+def predicted(run: Path, data: Path) -> tuple[dict[str, Any], list[str]]:
+    """What a released estimator says about the rows of a file: as JSON, and as lines of CSV. The folder is verified first."""
+    wrong = [finding for finding in verify(run) if not finding.holds]
+    if wrong:
+        raise Corrupt(run.name, f"does not verify: {wrong[0].what}: {wrong[0].detail}")
+    made = load(run)
+    if not hasattr(made, "predict"):
+        raise InvalidInput("run", str(run), f"holds a {type(made).__name__}, which predicts nothing")
+    rows = FileTable(data)
+    found = made.predict(rows)
+    told: dict[str, Any] = {"predictions": found.tolist()}
+    lines = ["prediction", *(str(value) for value in found.tolist())]
+    if hasattr(made, "predict_proba"):
+        chances, names = made.predict_proba(rows), [str(label) for label in made.classes_.tolist()]
+        told |= {"classes": names, "probabilities": chances.tolist()}
+        lines[0] = ",".join(["prediction", *(f"P({name})" for name in names)])
+        lines[1:] = [",".join([a, *(f"{p:.6g}" for p in row)]) for a, row in zip(lines[1:], chances.tolist(), strict=True)]
+    return told, lines

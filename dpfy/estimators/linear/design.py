@@ -1,0 +1,263 @@
+"""Records as rows of numbers in the unit ball, on a grid: what the sums of linear models are made of.
+
+A row is (1, numbers on their scales, one-hot categories). Its features are shortened to a public norm, or to one that was bought, and the
+whole row is divided by the largest norm that is left and cut to 16 fractional bits, towards zero, which lengthens no row. A factor
+is cut to 14 bits. Sums of products then have 30, and blocks of 2^22 records are added up without rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+from dpfy.estimators.columns import Columns
+from dpfy.estimators.fitting import EXACT
+from dpfy.estimators.records import Records, parts
+
+ROW, FACTOR = 16, 14
+"""Fractional bits of a row and of a factor."""
+BITS, GRAM = ROW + FACTOR, 2 * ROW
+BLOCK, GRAM_BLOCK = 1 << 22, 1 << 20
+"""Records whose products are added up without rounding: 2^22 products of 2^30 steps, 2^20 of 2^32."""
+SAFE = 1 - 2.0**-30
+"""Below one by far more than the rounding of a norm."""
+DENSE = 3
+"""A layout with more than so many coordinates for each that is not zero is kept sparse."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the features of a row are: public. The first coordinate is a one where there is a `constant`."""
+
+    columns: Columns
+    constant: bool = True
+
+    @property
+    def numbers(self) -> int:
+        """How many coordinates are numbers; all but categories, also those whose range is not known yet."""
+        return len(self.columns.columns) - len(self.columns.categories)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many coordinates each category has: one for each word, and none for others."""
+        return tuple(len(c.categories) for c in self.columns.categories)
+
+    @property
+    def width(self) -> int:
+        """Coordinates of a row."""
+        return self.constant + self.numbers + sum(self.sizes)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether most coordinates of a row are zero."""
+        return self.width > DENSE * (self.constant + self.numbers + len(self.sizes))
+
+    @property
+    def largest(self) -> float:
+        """The largest norm of the features of a row."""
+        return math.sqrt(self.numbers + len(self.sizes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the features, in the order of a row and without the constant."""
+        numbers = [c.name for c in self.columns.columns if c not in self.columns.categories]
+        return (*numbers, *(f"{c.name}={word}" for c in self.columns.categories for word in c.categories))
+
+    def radius(self, norm: float) -> float:
+        """The largest norm of a row whose features have been shortened to `norm`."""
+        return math.sqrt(self.constant + norm * norm)
+
+    def norms(self, data: Records) -> Floats:
+        """The norm of the features of each record."""
+        squares = np.empty(data.size)
+        for part in parts(data.size):
+            scaled = data.scaled(part)
+            squares[part] = np.einsum("ij,ij->i", scaled, scaled)
+        for k, size in enumerate(self.sizes):
+            squares += data.codes[:, k] < size
+        return np.sqrt(squares)
+
+    def rows(self, data: Records, norm: float, norms: Floats | None = None) -> Any:
+        """Rows with features of at most `norm`, the constant as it is: a dense matrix, or a sparse one where most of it is zero."""
+        short = None
+        if norm < self.largest:
+            short = np.minimum(1.0, norm / np.maximum(self.norms(data) if norms is None else norms, 1e-300))
+        if self.sparse:
+            return self._sparse(data, short)
+        full = (np.zeros if self.sizes else np.empty)((data.size, self.width))
+        self._numbers(data, short, full)
+        at, ones = self.constant + self.numbers, np.arange(data.size)
+        for k, size in enumerate(self.sizes):
+            inside = data.codes[:, k] < size
+            full[ones[inside], at + data.codes[inside, k]] = 1.0 if short is None else short[inside]
+            at += size
+        return full
+
+    def _numbers(self, data: Records, short: Floats | None, out: Floats) -> None:
+        """The constant and the numbers, in the first columns of `out`."""
+        out[:, : self.constant] = 1.0
+        for part in parts(data.size):
+            values = data.scaled(part)
+            if short is not None:
+                values *= short[part, None]
+            out[part, self.constant : self.constant + self.numbers] = values
+
+    def _sparse(self, data: Records, short: Floats | None) -> Any:
+        first, many = self.constant + self.numbers, len(self.sizes)
+        starts = first + np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
+        inside = data.codes < np.array(self.sizes)
+        held, at = np.empty((data.size, first + many)), np.empty((data.size, first + many), np.int32)
+        self._numbers(data, short, held)
+        held[:, first:] = np.where(inside, 1.0 if short is None else short[:, None], 0.0)
+        at[:, :first] = np.arange(first)
+        at[:, first:] = np.where(inside, data.codes + starts, 0)
+        ends = np.arange(data.size + 1, dtype=np.int64) * (first + many)
+        return scipy.sparse.csr_matrix((held.ravel(), at.ravel(), ends), shape=(data.size, self.width))
+
+
+class Design:
+    """Private rows in the unit ball, on the grid of 2^-16: divided by `radius`, the largest norm that they could have.
+
+    Dense rows are kept in single precision, which holds them exactly, or made anew whenever they are read (`keep`: False).
+
+    Guarantees: every row has at most norm 1. Sums (`total`, `gradient`, `gram`) are exact, whatever the order in which they are made.
+    """
+
+    def __init__(self, layout: Layout, data: Records, norm: float, norms: Floats | None = None, keep: bool = True) -> None:
+        self.radius, self.size, self.width = layout.radius(norm), data.size, layout.width
+        self._whole: Any = None
+
+        def made(place: slice) -> Any:
+            known = None if norms is None else norms[place]
+            return on_grid(layout.rows(data.part(place), norm, known), self.radius)
+
+        self._made: Callable[[slice], Any] = made
+        if layout.sparse:
+            self._keep(made(slice(0, data.size)))
+        elif keep:
+            rows = np.empty((data.size, layout.width), np.float32)
+            for place in parts(data.size):
+                rows[place] = made(place)
+            self._keep(rows)
+
+    @classmethod
+    def of(cls, rows: Any, radius: float = 1.0) -> Design:
+        """Of rows with at most this norm."""
+        design = object.__new__(cls)
+        design.radius, (design.size, design.width) = radius, rows.shape
+        design._keep(on_grid(rows.astype(np.float64), radius))
+        return design
+
+    def _keep(self, rows: Any) -> None:
+        sparse = scipy.sparse.issparse(rows)
+        self._made = lambda place: rows[place] if sparse else rows[place].astype(np.float64)
+        self._whole = rows if sparse else None
+
+    def part(self, place: slice) -> Any:
+        """Some of the rows, in double precision: an array, or a sparse matrix."""
+        return self._made(place)
+
+    def scaled(self, factors: Floats) -> Design:
+        """The rows times factors between 0 and 1, cut to their grid again."""
+        design = object.__new__(Design)
+        design.radius, design.size, design.width, design._whole = self.radius, self.size, self.width, None
+        design._made = lambda place: on_grid(_times(self.part(place), factors[place]), SAFE)
+        return design
+
+    def content(self) -> Iterator[bytes]:
+        """All rows, for a fingerprint."""
+        for place in parts(self.size):
+            rows = self.part(place)
+            yield from ((rows.data.tobytes(), rows.indices.tobytes()) if scipy.sparse.issparse(rows) else (rows.tobytes(),))
+
+    def scores(self, weights: Floats) -> Floats:
+        """Each row times the weights [width, outputs]."""
+        if self._whole is not None:
+            return np.asarray(self._whole @ weights)
+        return np.concatenate([np.asarray(self.part(place) @ weights) for place in parts(self.size)])
+
+    def weighted(self, factors: Floats) -> Floats:
+        """The sum over records of factor times row times row; rounded as double precision does."""
+        total = np.zeros((self.width, self.width))
+        for place in parts(self.size):
+            rows = self.part(place)
+            found = rows.T @ _times(rows, factors[place])
+            total += found.toarray() if scipy.sparse.issparse(found) else found
+        return total
+
+    def total(self, factors: Floats) -> Floats:
+        """The sum over records of row times factors [records, outputs], cut to their grid: [width, outputs], exact with `BITS` bits.
+
+        Guarantees: where the factors of a record have at most norm 1, what it adds has at most norm 1.
+        """
+        return self._sum(lambda rows, part: np.asarray(rows.T @ _cut(factors[part])), BITS, BLOCK)
+
+    def gradient(self, weights: Floats, factors: Callable[[Floats, slice], Floats]) -> Floats:
+        """The same for factors that follow from the scores of a part of the records: every row is read once."""
+        return self._sum(lambda rows, part: np.asarray(rows.T @ _cut(factors(np.asarray(rows @ weights), part))), BITS, BLOCK)
+
+    def gram(self, factors: Floats | None = None) -> Floats:
+        """The sum over records of row times row, exact with `GRAM` bits, and beside it, from the same reading, `total(factors)`.
+
+        Guarantees: a record adds a matrix of at most Frobenius norm 1.
+        """
+
+        def product(rows: Any, part: slice) -> Floats:
+            found = rows.T @ rows
+            squares = np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
+            return squares if factors is None else np.concatenate([squares, np.asarray(rows.T @ _cut(factors[part]))], axis=1)
+
+        return self._sum(product, GRAM, GRAM_BLOCK)
+
+    def _sum(self, product: Callable[[Any, slice], Floats], bits: int, most: int) -> Floats:
+        """A sum of products over parts of the records. What `most` records add up to is exact; beyond, whole numbers are added."""
+        if self._whole is not None and self.size <= most:
+            return product(self._whole, slice(0, self.size))
+        whole: Any = 0
+        for block in parts(self.size, most):
+            total: Any = 0.0
+            for part in parts(block.stop - block.start):
+                place = slice(block.start + part.start, block.start + part.stop)
+                total = total + product(self.part(place), place)
+            if self.size <= most:
+                return np.asarray(total)
+            whole = whole + np.rint(np.ldexp(total, bits)).astype(np.int64)
+        return np.ldexp(np.clip(whole, -(1 << EXACT), 1 << EXACT).astype(np.float64), -bits)
+
+
+def on_grid(rows: Any, radius: float) -> Any:
+    """Rows of at most norm `radius`, in the unit ball and on its grid: cut towards zero, in place."""
+    held = rows.data if scipy.sparse.issparse(rows) else rows
+    held *= SAFE / radius * 2.0**ROW
+    np.trunc(held, out=held)
+    held *= 2.0**-ROW
+    return rows
+
+
+def _times(rows: Any, factors: Floats) -> Any:
+    """Each row times its factor: a copy."""
+    return rows.multiply(factors[:, None]).tocsr() if scipy.sparse.issparse(rows) else rows * factors[:, None]
+
+
+def _cut(factors: Floats) -> Floats:
+    """Factors on their grid, towards zero."""
+    cut = factors * 2.0**FACTOR
+    np.trunc(cut, out=cut)
+    cut *= 2.0**-FACTOR
+    return cut
+
+
+def unit_rows(factors: Floats) -> Floats:
+    """Factors of each record, shortened to norm 1."""
+    if factors.shape[1] == 1:
+        return np.clip(factors, -SAFE, SAFE)
+    norms = np.sqrt(np.einsum("ij,ij->i", factors, factors))
+    return np.asarray(factors * np.minimum(1.0, SAFE / np.maximum(norms, 1e-300))[:, None])

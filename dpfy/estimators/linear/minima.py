@@ -1,0 +1,200 @@
+"""Solvers whose proof is about the minimum of a strongly convex objective: objective and output perturbation.
+
+What is minimised is sum_i f(x_i u) + lambda/2 |u|^2 + b u over rows x_i in the unit ball; the slopes of f are at most L, its
+curvature at most beta. The minimum is found to a certificate: the gradient, with all that rounding can have added to it, has at
+most norm `tolerance`, so that what was found is within tolerance / lambda of the minimum. What differs from the minimum is hidden
+by noise of its own, which is billed (approximate minima: Iyengar et al. 2019). Where the certificate is not reached nothing is
+released.
+
+Objective perturbation: b is Gaussian, drawn on a grid of 2^-40 of its deviation s. Put b + U in its place, U uniform in a cell: its
+density is that of a Gaussian within a factor of e^(+-eta), eta = 20 d 2^-40 where all coordinates are below 40 s, and the minimum
+moves by at most sqrt(d) 2^-41 s / lambda. So a loss of 2 eta is added to that of the event, and the move to the tolerance.
+
+Output perturbation: one record moves the minimum by at most L / lambda (Chaudhuri & Monteleoni 2008). lambda follows from the
+number of records, as far as that may be known, so what is released is lambda u / L, which a record moves by at most 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfy.core import events
+from dpfy.core.errors import InvalidInput
+from dpfy.core.values import Bound
+from dpfy.estimators.budget import Need
+from dpfy.estimators.claim import Condition
+from dpfy.estimators.fitting import TERM, Fit, fixed
+from dpfy.estimators.linear.design import Design
+from dpfy.estimators.linear.losses import Loss
+from dpfy.estimators.linear.solver import Fitted, Floats, Problem, Solver, Task, count_needs, count_of, refuse_outputs
+from dpfy.estimators.records import parts
+
+TERM_ROUND, MINIMUM = "linear term", "minimum"
+PULL = 0.8
+"""lambda over the deviation of the linear term: noise moves weights that the data does not hold by about one over it."""
+FAR = 40
+"""Deviations beyond which a normal number does not lie: the chance is below 1e-340."""
+PART = 4096
+"""Records whose gradients are added up before the sums are: fewer roundings."""
+UNIT_ROUND = 2.0**-53
+MOST_STEPS, LEAST_STEP = 200, 1e-10
+OUT, KEEP = 20, 1 - 2.0**-8
+"""Fractional bits of a released minimum, and what is left of its bound for what rounding to them adds: sqrt(d) 2^-20."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """sum_i f(x_i u), with slopes cut to `steepest`, + ridge/2 |u|^2 + term u."""
+
+    design: Design
+    loss: Loss
+    target: Floats
+    steepest: float
+    ridge: float
+    term: Floats
+
+    def gradient(self, weights: Floats) -> Floats:
+        """Of the objective, added up in parts."""
+        scores = self.design.scores(weights[:, None])
+        slopes = np.clip(self.loss.slopes(scores, self.target), -self.steepest, self.steepest)
+        total = np.zeros(len(weights))
+        for place in parts(self.design.size, PART):
+            total += np.asarray(self.design.part(place).T @ slopes[place, 0])
+        return total + self.ridge * weights + self.term
+
+    def hessian(self, weights: Floats) -> Floats:
+        """Its second derivative."""
+        scores = self.design.scores(weights[:, None])
+        inside = np.abs(self.loss.slopes(scores, self.target)[:, 0]) < self.steepest
+        bends = np.where(inside, self.loss.bends(scores, self.target), 0.0)
+        return self.design.weighted(bends) + self.ridge * np.eye(len(weights))
+
+    def lost(self, weights: Floats) -> float:
+        """How much rounding can have taken from the norm of a gradient."""
+        size, width = self.design.size, len(weights)
+        length = float(np.linalg.norm(weights))
+        slopes = size * (self.loss.curvature * (width + 4) * length + 8 * self.steepest) * UNIT_ROUND
+        sums = math.sqrt(width) * (PART + size / PART + 8) * size * self.steepest * UNIT_ROUND
+        return slopes + sums + 8 * UNIT_ROUND * (self.ridge * length + float(np.linalg.norm(self.term)))
+
+
+def minimise(objective: Objective, tolerance: float) -> Floats:
+    """The minimum, to a gradient of at most `tolerance`, rounding included; refused where that is not reached.
+
+    Newton steps, halved until the gradient is shorter, which along such a step it becomes.
+    """
+    weights = np.zeros(len(objective.term))
+    gradient = objective.gradient(weights)
+    for _ in range(MOST_STEPS):
+        length = float(np.linalg.norm(gradient))
+        if length + objective.lost(weights) <= tolerance:
+            return weights
+        move, step = np.linalg.solve(objective.hessian(weights), gradient), 1.0
+        while step > LEAST_STEP:
+            tried = objective.gradient(weights - step * move)
+            if np.linalg.norm(tried) < length:
+                break
+            step /= 2
+        else:
+            break
+        weights, gradient = weights - step * move, tried
+    rule = f"must be reached for the proof to hold; a gradient of {float(np.linalg.norm(gradient)):.3g} is left: raise alpha"
+    raise InvalidInput("minimum", f"tolerance {tolerance:g}", rule)
+
+
+class Minimum(Solver):
+    """What the proofs have in common."""
+
+    name = ""
+    tolerance = 1e-5
+
+    def refuse(self, task: Task) -> None:
+        refuse_outputs(task, self.name)
+        if task.alpha == 0:
+            raise InvalidInput("alpha", task.alpha, f"must be above 0 for solver={self.name!r}: its proof needs strong convexity")
+
+    def conditions(self, task: Task) -> Sequence[Condition]:
+        steep, curved = f"{task.steepest:g}", f"{task.loss.curvature:g}"
+        return [
+            Condition(
+                "convexity", "the objective is strongly convex", "the losses are convex, and a quadratic in all weights was added"
+            ),
+            Condition(
+                "slopes", f"slopes are at most {steep}, curvatures at most {curved}", "rows have norm 1, and slopes were cut"
+            ),
+            Condition(
+                "optimum",
+                f"what is released is within {self.tolerance:g} / lambda of the minimum, beside its noise",
+                "the norm of the gradient, with its rounding, was computed, and a larger one refused",
+            ),
+        ]
+
+    def bits(self, task: Task) -> Mapping[str, int]:
+        return {MINIMUM: OUT}
+
+
+class ObjectivePerturbation(Minimum):
+    """A random linear term in the objective, and a little noise on what was found."""
+
+    buys_norm = False  # lambda is fixed before, for rows whose norm is known
+
+    def __init__(self, name: str, tolerance: float, share: float) -> None:
+        self.name, self.tolerance, self.share = name, tolerance, share
+
+    def ridge(self, task: Task, noise_multiplier: float) -> float:
+        """lambda, for rows in the unit ball: public."""
+        if task.alpha is not None:
+            return task.alpha / task.layout.radius(task.layout.largest if task.norm is None else task.norm) ** 2
+        return PULL * noise_multiplier * task.steepest
+
+    def needs(self, task: Task) -> list[Need]:
+        def event(noise_multiplier: float) -> events.Event:
+            ridge = self.ridge(task, noise_multiplier)
+            off = math.expm1(2 * FAR / 2 * task.layout.width * 2.0**-TERM)
+            curvature = (1 + task.loss.curvature / ridge) * (1 + off) - 1
+            return events.ObjectivePerturbation(noise_multiplier, curvature, task.loss.one_sided)
+
+        return [
+            Need(TERM_ROUND, Bound(l2=task.steepest), share=1 - self.share, make=event),
+            Need(MINIMUM, Bound(l2=1.0), share=self.share),
+        ]
+
+    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+        task, design = problem.task, problem.design
+        held = fit.round(TERM_ROUND).event
+        assert isinstance(held, events.ObjectivePerturbation)
+        ridge, deviation = self.ridge(task, held.noise_multiplier), held.noise_multiplier * task.steepest
+        term = deviation * fit.draw(TERM_ROUND, design.width, lambda: (*design.content(), problem.target.tobytes()))
+        found = minimise(Objective(design, task.loss, problem.target, task.steepest, ridge, term), self.tolerance)
+        moved = 2 * (self.tolerance + math.sqrt(design.width) * deviation * 2.0**-TERM)
+        released = hidden(found, moved / ridge, fit)
+        return Fitted(released[:, None] / problem.radius, deviation / ridge / problem.radius)
+
+
+def hidden(found: Floats, moved: float, fit: Fit) -> Floats:
+    """What was found, with noise for what one record moves it by."""
+    return fit.release(MINIMUM, fixed(found / moved * KEEP, OUT), OUT) * (moved / KEEP)
+
+
+class OutputPerturbation(Minimum):
+    """Noise on the minimum."""
+
+    name = "output"
+
+    def needs(self, task: Task) -> list[Need]:
+        return [*count_needs(task.terms), Need(MINIMUM, Bound(l2=1.0))]
+
+    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+        task, design = problem.task, problem.design
+        size, noise = count_of(problem, fit), fit.round(MINIMUM).scale
+        ridge = (2 * size * task.loss.usual * (noise * task.steepest / problem.radius) ** 2) ** (1 / 3)
+        if task.alpha is not None:
+            ridge = task.alpha / problem.radius**2
+        still = np.zeros(design.width)
+        found = minimise(Objective(design, task.loss, problem.target, task.steepest, ridge, still), self.tolerance)
+        most = (task.steepest + 2 * self.tolerance) / ridge
+        return Fitted(hidden(found, most, fit)[:, None] / problem.radius, noise * most / problem.radius)

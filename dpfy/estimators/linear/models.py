@@ -1,0 +1,234 @@
+"""Linear models: logistic regression, linear support vectors, linear, ridge and Poisson regression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core import check
+from dpfy.core.errors import InvalidInput
+from dpfy.estimators.budget import Need, Terms
+from dpfy.estimators.claim import Condition
+from dpfy.estimators.columns import Columns
+from dpfy.estimators.estimator import PrivateClassifier, PrivateEstimator, PrivateRegressor, Public
+from dpfy.estimators.explanation import Explanation
+from dpfy.estimators.fitting import Fit
+from dpfy.estimators.linear.design import Layout
+from dpfy.estimators.linear.losses import HuberHinge, Logistic, Loss, Poisson, Softmax, Squared
+from dpfy.estimators.linear.solver import Solver, Task, norm_needs, problem_of
+from dpfy.estimators.linear.solvers import SOLVERS
+from dpfy.estimators.records import Records
+from dpfy.estimators.target import Classes, Range, Target
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LinearModel(PrivateEstimator, abstract=True):
+    """What linear models have in common.
+
+    solver:         how the weights are found; see the table of docs/estimators.md.
+    alpha:          the weight of alpha/2 |w|^2 beside the sum of losses, on all weights; None for the rule of the solver.
+    fit_intercept:  whether there is a constant term.
+    norm:           a public bound on the norm of a row of scaled features, to which longer ones are shortened. None buys the median.
+    clip:           the norm to which slopes of the loss are cut. None for a rule: the less noise the farther.
+    rounds:         how many gradients are released, or passes made; None for the rule of the solver.
+
+    After `fit`: `coef_` and `intercept_` for features on their scales ([-1, 1] or [0, 1], one-hot categories), `feature_names_out_`.
+    """
+
+    solver: str = "gradient"
+    alpha: float | None = None
+    fit_intercept: bool = True
+    norm: float | None = None
+    clip: float | None = None
+    rounds: int | None = None
+
+    def _loss(self, outputs: int) -> Loss:
+        raise NotImplementedError(type(self).__name__)
+
+    def _aims(self, data: Records) -> Floats:
+        """The target of each record as the loss wants it [records, outputs]."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _solver(self) -> Solver:
+        return SOLVERS[check.one_of("solver", self.solver, SOLVERS)]
+
+    def _task(self, columns: Columns, target: Target | None, terms: Terms) -> Task:
+        """What is to be solved: public."""
+        if self.rounds is not None:
+            check.integer("rounds", self.rounds, most=100_000)
+        for name in ("clip", "norm"):
+            if getattr(self, name) is not None:
+                check.positive(name, getattr(self, name))
+        if self.alpha is not None:
+            check.nonnegative("alpha", self.alpha)
+        outputs = len(target.labels) if isinstance(target, Classes) and len(target.labels) > 2 else 1
+        layout = Layout(columns, self.fit_intercept)
+        norm = layout.largest if self.norm is None and not self._solver().buys_norm else self.norm
+        return Task(self._loss(outputs), layout, terms, outputs, self.alpha, norm, self.clip, self.rounds)
+
+    def _needs(self, public: Public) -> Sequence[Need]:
+        task = self._task(public.columns, public.target, public.terms)
+        self._solver().refuse(task)
+        return [*norm_needs(task.norm, public.terms), *self._solver().needs(task)]
+
+    def _bits(self, public: Public) -> Mapping[str, int]:
+        return self._solver().bits(self._task(public.columns, public.target, public.terms))
+
+    def _conditions(self, public: Public) -> Sequence[Condition]:
+        return self._solver().conditions(self._task(public.columns, public.target, public.terms))
+
+    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+        task = self._task(data.columns, data.aim, public.terms)
+        problem = problem_of(task, data, self._aims(data), fit, self._solver().keeps_rows)
+        found = self._solver().solve(problem, fit)
+        return {"weights": found.weights, "norm": np.array([problem.norm]), "noise": np.array([found.noise])}
+
+    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+        self._weights, self._norm, self._noise = model["weights"], float(model["norm"][0]), float(model["noise"][0])
+        layout = self._layout
+        self.feature_names_out_ = np.array(layout.names, object)
+        self.coef_ = self._weights[layout.constant :].T
+        self.intercept_ = self._weights[0] if layout.constant else np.zeros(self._weights.shape[1])
+
+    @property
+    def _layout(self) -> Layout:
+        """Of the fit, whatever the parameter says now."""
+        bare = Layout(self._columns, constant=False)
+        return Layout(self._columns, constant=len(self._weights) > bare.width)
+
+    def _scores(self, given: Records) -> Floats:
+        return np.asarray(self._layout.rows(given, self._norm) @ self._weights)
+
+    def explain(self) -> Explanation:
+        """The coefficients, largest first."""
+        rows = [
+            (f"{name}{tag}", float(w))
+            for tag, row in self._tagged()
+            for name, w in zip(self.feature_names_out_, row, strict=True)
+        ]
+        rows.sort(key=lambda row: -abs(row[1]))
+        known = np.isfinite(self._noise)
+        note = (
+            f"noise gives a coefficient a standard deviation of at most {self._noise:.3g}" if known else "all of them carry noise"
+        )
+        return Explanation(("feature", "coefficient"), tuple(rows), note)
+
+    def _tagged(self) -> list[tuple[str, Floats]]:
+        return [("", row) for row in np.atleast_2d(self.coef_)]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LogisticRegression(PrivateClassifier, LinearModel):
+    """Logistic regression, of two classes or, by softmax, of more."""
+
+    def _loss(self, outputs: int) -> Loss:
+        return Logistic() if outputs == 1 else Softmax()
+
+    def _aims(self, data: Records) -> Floats:
+        if data.classes == 2:
+            return data.labels[:, None].astype(np.float64)
+        return np.eye(data.classes)[data.labels]
+
+    def decision_function(self, X: Any) -> Floats:
+        """The score of the second class, or one for each class."""
+        scores = self._scores(self._given(X))
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def _log_joint(self, given: Records) -> Floats:
+        scores = self._scores(given)
+        return np.concatenate([np.zeros_like(scores), scores], axis=1) if scores.shape[1] == 1 else scores
+
+    def _tagged(self) -> list[tuple[str, Floats]]:
+        names = [""] if len(self.coef_) == 1 else [f" ({label})" for label in self.classes_]
+        return list(zip(names, self.coef_, strict=True))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LinearSVC(PrivateClassifier, LinearModel):
+    """Linear support vectors of two classes, with the hinge rounded off at its corner (Huber's)."""
+
+    def _target(self, X: Any, y: Any) -> Any:
+        found = super()._target(X, y)
+        if isinstance(found, Classes) and len(found.labels) > 2:
+            rule = "Only binary classification is supported. Use LogisticRegression, which has a softmax for more"
+            raise InvalidInput("classes", f"{len(found.labels)} classes", rule)
+        return found
+
+    def _loss(self, outputs: int) -> Loss:
+        return HuberHinge()
+
+    def _aims(self, data: Records) -> Floats:
+        return data.labels[:, None].astype(np.float64)
+
+    def decision_function(self, X: Any) -> Floats:
+        """The score of the second class."""
+        return self._scores(self._given(X))[:, 0]
+
+    def _log_joint(self, given: Records) -> Floats:
+        scores = self._scores(given)
+        return np.concatenate([np.zeros_like(scores), scores], axis=1)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LinearRegression(PrivateRegressor, LinearModel):
+    """Linear regression."""
+
+    def _loss(self, outputs: int) -> Loss:
+        return Squared()
+
+    def _aims(self, data: Records) -> Floats:
+        aim, values = data.numeric
+        return ((values - aim.middle) / aim.half)[:, None]
+
+    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+        super()._take(model)
+        assert isinstance(self._aim, Range)
+        self.coef_ = self.coef_[0] * self._aim.half
+        self.intercept_ = float(self.intercept_[0] * self._aim.half + self._aim.middle)
+
+    def predict(self, X: Any) -> Floats:
+        """The expected value of each row, within the public range of the target."""
+        given = self._given(X)
+        assert isinstance(self._aim, Range)
+        return np.clip(self._scores(given)[:, 0] * self._aim.half + self._aim.middle, self._aim.low, self._aim.high)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Ridge(LinearRegression):
+    """Linear regression with alpha/2 |w|^2 beside the sum of losses, which are halves of squares of the target on the scale [-1, 1]."""
+
+    alpha: float | None = 1.0
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PoissonRegressor(PrivateRegressor, LinearModel):
+    """Poisson regression of counts or rates, log-linear in the features. Targets below zero count as zero."""
+
+    def _loss(self, outputs: int) -> Loss:
+        return Poisson()
+
+    def _aims(self, data: Records) -> Floats:
+        aim, values = data.numeric
+        return (np.maximum(values, 0.0) / aim.high)[:, None]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def predict(self, X: Any) -> Floats:
+        """The expected value of each row."""
+        given = self._given(X)
+        assert isinstance(self._aim, Range)
+        return np.exp(np.minimum(self._scores(given)[:, 0], 0.0)) * self._aim.high

@@ -1,0 +1,154 @@
+"""What a solver of linear models is: what it will release, what its proof needs, and how it finds weights from what it releases."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.errors import Unsupported
+from dpfy.core.values import Bound
+from dpfy.estimators.bounding import one_of_each
+from dpfy.estimators.budget import Need, Terms
+from dpfy.estimators.claim import Condition
+from dpfy.estimators.fitting import Fit
+from dpfy.estimators.linear.design import Design, Layout
+from dpfy.estimators.linear.losses import Loss, Softmax
+from dpfy.estimators.records import Records
+
+Floats = NDArray[np.float64]
+UNIT = Bound(l2=1.0)
+NORMS, COUNT = "norms of rows", "number of records"
+NORM_SHARE, COUNT_SHARE = 0.01, 0.01
+CELLS, RATIO, MIDDLE = 24, 0.9, 0.5
+"""The histogram of norms: cells that shrink by a ratio from the largest norm on; the quantile that is taken."""
+WAY_OUT = 'use solver="gradient", whose proof needs nothing but bounded slopes'
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is solved, as far as it is public: a loss, the layout of rows, and the settings of the model."""
+
+    loss: Loss
+    layout: Layout
+    terms: Terms
+    outputs: int
+    alpha: float | None = None
+    norm: float | None = None
+    clip: float | None = None
+    rounds: int | None = None
+
+    @property
+    def steepest(self) -> float:
+        """The slope that the loss is cut to, where the solver fixes it before."""
+        return self.loss.steepest if self.clip is None else min(self.clip, self.loss.steepest)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task with its private records: rows in the unit ball, times `design.radius`, and targets [records, outputs]."""
+
+    task: Task
+    design: Design
+    target: Floats
+    norm: float
+
+    @property
+    def radius(self) -> float:
+        """What rows of the unit ball are multiplied by to be rows of features."""
+        return self.design.radius
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Weights [width, outputs] for rows of features; `noise` is the deviation that noise gives a weight, where that is known."""
+
+    weights: Floats
+    noise: float = math.nan
+
+
+class Solver(ABC):
+    """A way to the weights.
+
+    Guarantees: `needs`, `bits` and `conditions` depend on the task alone; `solve` depends on the records through releases alone.
+    """
+
+    buys_norm: ClassVar[bool] = True
+    """Whether rows are shortened to a norm that is bought, where none is public."""
+
+    keeps_rows: ClassVar[bool] = True
+    """Whether rows are read more than once, and so kept."""
+
+    def refuse(self, task: Task) -> None:
+        """Refuse (`Unsupported`) a task for which the solver has no proof."""
+        return
+
+    @abstractmethod
+    def needs(self, task: Task) -> list[Need]:
+        """What will be released, beside the norm of rows."""
+
+    def bits(self, task: Task) -> Mapping[str, int]:
+        """Fractional bits of the sums of rounds."""
+        return {}
+
+    def conditions(self, task: Task) -> Sequence[Condition]:
+        """What the proof needs beside bounded contributions."""
+        return ()
+
+    @abstractmethod
+    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+        """The weights."""
+
+
+def norm_needs(norm: float | None, terms: Terms) -> list[Need]:
+    """What buys the norm of features, where it is not public."""
+    return [] if norm is not None else [Need(NORMS, one_of_each(1, terms), share=NORM_SHARE)]
+
+
+def problem_of(task: Task, data: Records, target: Floats, fit: Fit, keep: bool = True) -> Problem:
+    """The records as rows, whose features are shortened to the public norm or to the median, which is bought."""
+    layout = task.layout
+    if task.norm is not None and task.norm >= layout.largest:
+        return Problem(task, Design(layout, data, layout.largest, keep=keep), target, layout.largest)
+    norms = layout.norms(data)
+    norm = bought_norm(layout, norms, fit) if task.norm is None else task.norm
+    return Problem(task, Design(layout, data, norm, norms, keep), target, norm)
+
+
+def bought_norm(layout: Layout, norms: Floats, fit: Fit, share: float = MIDDLE) -> float:
+    """The norm that this share of records has at most, rounded up to the edge of a cell; the largest possible one where noise hides it."""
+    edges = layout.largest * RATIO ** np.arange(CELLS)  # from the largest down
+    places = np.clip(np.searchsorted(-edges, -norms, side="left") - 1, 0, CELLS - 1)
+    counts = fit.release(NORMS, np.bincount(places, minlength=CELLS))
+    below = np.cumsum(counts[::-1])[::-1]  # how many have at most the norm of each edge
+    reach = 2 * fit.round(NORMS).scale * math.sqrt(CELLS)
+    held = np.flatnonzero(below >= share * below[0] + reach)
+    return float(edges[held[-1]]) if len(held) and below[0] > 2 * reach else layout.largest
+
+
+def count_needs(terms: Terms) -> list[Need]:
+    """What buys the number of records, where it is not public."""
+    return [] if terms.records is not None or terms.replaced else [Need(COUNT, Bound.scalar(1.0), share=COUNT_SHARE)]
+
+
+def count_of(problem: Problem, fit: Fit) -> float:
+    """The number of records, as far as it may be known."""
+    terms = problem.task.terms
+    if terms.replaced:
+        return float(problem.design.size)  # neighbours have as many
+    if terms.records is not None:
+        return float(terms.records)
+    return max(1.0, float(fit.release(COUNT, np.array([problem.design.size]))[0]))
+
+
+def refuse_outputs(task: Task, solver: str) -> None:
+    """Refuse several outputs, where a proof is for one linear score."""
+    if isinstance(task.loss, Softmax):
+        raise Unsupported(
+            f'solver="{solver}" for {task.outputs} classes: its proof is for losses of one linear score, and', WAY_OUT
+        )

@@ -1,0 +1,240 @@
+"""Private records, read by their public columns: numbers moved into their ranges, categories as places in their lists.
+
+A number outside its range is moved to the nearest end. A missing cell is what the schema says (`fill`), and refused where it says
+nothing; so are infinity, and a category that is not listed unless others are allowed (fill = "other"). Refusals come before any
+release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.errors import InvalidInput
+from dpfy.data.schema import OTHER, Category, Number
+from dpfy.estimators.columns import Column, Columns, as_array, distinct
+from dpfy.estimators.target import Classes, Range, Target
+from dpfy.statistics.columns import Open, numbers, word
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+ABSENT, UNLISTED = -1, -2
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records as arrays. `codes[:, k]` is the place of the k-th category (the length of its list where it is other).
+
+    `given` holds the numbers as they came, finite and filled (NaN where a missing value has a cell of its own), and is never
+    written to: it may be the caller's own array. All that is made of it (`numbers`, `scaled`, `cells`) is moved into the public
+    ranges first. `target` holds places of classes, or numbers in their range, as `aim` says; both are None where nothing is
+    predicted.
+    """
+
+    columns: Columns
+    given: Floats
+    codes: Codes
+    target: NDArray[Any] | None = None
+    aim: Target | None = None
+
+    @property
+    def labels(self) -> Codes:
+        """The place of each record's class."""
+        assert self.target is not None
+        return self.target
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        assert isinstance(self.aim, Classes)
+        return len(self.aim.labels)
+
+    @property
+    def numeric(self) -> tuple[Range, Floats]:
+        """The range of a numeric target, and its values."""
+        assert isinstance(self.aim, Range)
+        assert self.target is not None
+        return self.aim, self.target
+
+    @property
+    def size(self) -> int:
+        """How many records; as private as they are."""
+        return len(self.given)
+
+    def part(self, place: slice) -> Records:
+        """Some of the records."""
+        target = None if self.target is None else self.target[place]
+        return replace(self, given=self.given[place], codes=self.codes[place], target=target)
+
+    @property
+    def numbers(self) -> Floats:
+        """The numbers in their ranges: column k is the k-th number of the columns."""
+        ends = _ends(self.columns.numbers)
+        return np.clip(self.given, ends[:, 0], ends[:, 1])
+
+    def scaled(self, part: slice = slice(None)) -> Floats:
+        """The numbers through their transforms and onto their scales: [-1, 1], or [0, 1] where the schema says unit."""
+        held = self.columns.numbers
+        symmetric = np.array([c.scale == "symmetric" for c in held], bool)
+        values = _unit(self.given[part], held, np.where(symmetric, 2.0, 1.0), np.where(symmetric, -1.0, 0.0))
+        return np.clip(values, -1.0, 1.0, out=values)
+
+    def units(self, number: int) -> Floats:
+        """A number as a share of its transformed range, from 0 to 1; NaN where it is missing and has a cell of its own."""
+        return np.clip(_unit(self.given[:, [number]], self.columns.numbers[number : number + 1])[:, 0], 0.0, 1.0)
+
+    def cells(self, bins: int, part: slice = slice(None)) -> tuple[Codes, tuple[int, ...]]:
+        """Every column as places: numbers in so many equal bins of their transformed range, categories as they are; and how many
+        each has.
+
+        Guarantees: places lie below their counts, whatever the records hold.
+        """
+        held, codes = self.columns.numbers, self.codes[part]
+        binned = _unit(self.given[part], held)
+        binned *= bins
+        np.clip(binned, 0, bins - 1, out=binned)
+        if not self.columns.categories:
+            return binned.astype(np.int64), (bins,) * len(held)
+        places, sizes = np.empty((len(codes), len(self.columns.columns)), np.int64), []
+        number = category = 0
+        for k, column in enumerate(self.columns.columns):
+            if isinstance(column, Number):
+                places[:, k], number = binned[:, number], number + 1
+                sizes.append(bins)
+            else:
+                places[:, k], category = codes[:, category], category + 1
+                sizes.append(len(_category(column).categories) + 1)
+        return places, tuple(sizes)
+
+
+def _category(column: Column) -> Category:
+    assert isinstance(column, Category)
+    return column
+
+
+def _ends(held: Sequence[Number]) -> Floats:
+    """The ranges of columns, as they are given."""
+    return np.array([c.range for c in held], np.float64).reshape(-1, 2)
+
+
+def _unit(values: Floats, held: Sequence[Number], width: Floats | float = 1.0, start: Floats | float = 0.0) -> Floats:
+    """Numbers, moved into their ranges, as shares of their transformed ranges; times `width`, from `start` on."""
+    ends = _ends(held)
+    alike = len(held) > 1 and bool((ends == ends[0]).all())  # one range for all is quicker
+    shares = np.clip(values, *(ends[0] if alike else (ends[:, 0], ends[:, 1])))
+    logs = [k for k, c in enumerate(held) if c.transform == "log1p"]
+    if logs:
+        shares[:, logs] = np.log1p(shares[:, logs])
+        ends = np.array([[c.transformed(c.range[0]), c.transformed(c.range[1])] for c in held], np.float64).reshape(-1, 2)
+    factor = width / (ends[:, 1] - ends[:, 0])
+    shares *= factor
+    shares += start - ends[:, 0] * factor
+    return shares
+
+
+def read(X: Any, columns: Columns) -> Records:
+    """Every record by its columns. Columns that are still open must get a range before anything is made of them."""
+    if not any(hasattr(X, name) for name in ("columns", "column_names", "column")):
+        array = as_array(X)
+        if array.dtype.kind in "biuf" and not columns.categories:
+            return Records(columns, _filled(np.asarray(array, np.float64), columns), np.empty((len(array), 0), np.int64))
+        cells = [array[:, k] for k in range(array.shape[1])]
+    else:
+        cells = [_column(X, c.name) for c in columns.columns]
+    size = len(cells[0]) if cells else 0
+    values = [
+        _numbers(cell, c, columns.missing) for cell, c in zip(cells, columns.columns, strict=True) if not isinstance(c, Category)
+    ]
+    codes = [_codes(cell, c, columns) for cell, c in zip(cells, columns.columns, strict=True) if isinstance(c, Category)]
+    table = np.stack(values, axis=1) if values else np.empty((size, 0))
+    return Records(columns, _filled(table, columns), np.stack(codes, axis=1) if codes else np.empty((size, 0), np.int64))
+
+
+def _filled(values: Floats, columns: Columns) -> Floats:
+    """Numbers without a missing one: those that came, or a copy with the fills of their columns."""
+    if np.isfinite(values.sum()) or np.isfinite(values).all():
+        return values
+    found = values.copy()
+    _fill(found, [c for c in columns.columns if not isinstance(c, Category)], columns.cell_of_missing)
+    return found
+
+
+def _fill(values: Floats, held: Sequence[Column], keep: bool) -> None:
+    for k, column in enumerate(held):
+        mine = values[:, k]
+        if np.isinf(mine).any():
+            raise InvalidInput(f"X column {column.name}", "inf", "must be finite: Input X contains infinity or a value too large")
+        absent = np.isnan(mine)
+        if absent.any():
+            if not isinstance(column, Number) or column.fill is None:
+                if keep:
+                    continue
+                raise InvalidInput(
+                    f"X column {column.name}", "NaN", "must have a value: give the column a public fill in a schema"
+                )
+            mine[absent] = column.fill
+
+
+def _column(X: Any, name: str) -> Any:
+    """A column of a pandas or Arrow table."""
+    if hasattr(X, "column"):
+        return X.column(name)
+    return X.iloc[:, [str(c) for c in X.columns].index(name)]
+
+
+def _numbers(cells: Any, column: Column, missing: Sequence[str]) -> Floats:
+    """Cells as numbers, NaN where one is missing. Text that is no number is refused."""
+    held = cells.to_numpy() if hasattr(cells, "to_numpy") else np.asarray(cells)
+    found = numbers(held, missing)
+    if held.dtype.kind not in "biuf" and (absent := np.isnan(found)).any():
+        for row in np.flatnonzero(absent).tolist():
+            text = word(held[row])
+            if text and text not in missing and text.lower() != "nan":
+                raise InvalidInput(f"X column {column.name}, row {row + 1}", "a cell that is no number", "must be a number")
+    return np.array(found, np.float64)
+
+
+def _codes(cells: Any, column: Category, columns: Columns) -> Codes:
+    """The place of each cell's word in the list of its column; the length of the list for others."""
+    words, places = distinct(cells)
+    known = {w: k for k, w in enumerate(column.categories)}
+    found = [_place(w, known, column, columns.missing) for w in words] + [_place("", known, column, columns.missing, absent=True)]
+    codes = np.array(found, np.int64)[places]  # place -1, no value, is the last
+    if columns.cell_of_missing:
+        codes[codes == ABSENT] = len(column.categories)
+    if len(refused := np.flatnonzero(codes < 0)):
+        row = int(refused[0])
+        said, rule = (
+            "a category that is not listed",
+            'must be one of the public categories: list it, or allow others with fill = "other"',
+        )
+        if codes[row] == ABSENT:
+            said, rule = "NaN", "must have a value: give the column a public fill"
+        raise InvalidInput(f"X column {column.name}, row {row + 1}", said, rule)
+    return codes
+
+
+def _place(text: str, known: dict[str, int], column: Category, missing: Sequence[str], absent: bool = False) -> int:
+    """`ABSENT` for a missing value without a fill, `UNLISTED` for a word that is not listed where others are not allowed."""
+    other = len(column.categories)
+    if text in known and not absent:
+        return known[text]
+    if absent or text in missing:
+        return ABSENT if column.fill is None else known.get(column.fill, other)
+    return other if column.fill == OTHER else UNLISTED
+
+
+def parts(size: int, length: int = 1 << 13) -> list[slice]:
+    """Records in parts that stay in the cache."""
+    return [slice(start, min(start + length, size)) for start in range(0, size, length)]
+
+
+def open_values(records: Records) -> tuple[Floats, list[Open]]:
+    """The numbers of the columns that are open, with their columns."""
+    held = [c for c in records.columns.columns if not isinstance(c, Category)]
+    places = [k for k, c in enumerate(held) if isinstance(c, Open)]
+    return records.given[:, places], [c for c in held if isinstance(c, Open)]

@@ -1,0 +1,172 @@
+"""What is predicted: one of a public list of classes, or a number in a public range. Neither is read from the records for free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.errors import InvalidInput
+from dpfy.data.schema import Category, Label, Number, interval
+from dpfy.estimators.columns import Column, distinct
+from dpfy.statistics.columns import Open
+
+PUBLIC = "public"
+"""The caller states that the set of labels that occur in y is public knowledge."""
+NAME = "y"
+
+
+@dataclass(frozen=True)
+class Classes:
+    """A public list of labels, sorted. `stated`: the caller said that those in y are public, and they were read from it."""
+
+    labels: tuple[Any, ...]
+    stated: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.labels) < 2:
+            rule = "must be at least two: a classifier cannot be trained with 1 class"
+            raise InvalidInput("classes", list(self.labels), rule)
+
+    def __str__(self) -> str:
+        return f"classes {', '.join(map(str, self.labels))}"
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """As scikit-learn keeps them."""
+        return np.array(self.labels)
+
+    def read(self, y: Any) -> NDArray[np.int64]:
+        """The place of each label. One that is not listed is refused."""
+        values, place = column_of(y), {label: k for k, label in enumerate(self.labels)}
+        if isinstance(self.labels[0], str):
+            words, places = distinct(values)
+            codes = np.array([*(place.get(w, -1) for w in words), -1], np.int64)[places]
+        elif values.dtype.kind not in "biuf":
+            raise InvalidInput("y", "labels that are text", f"must be out of the public {self}")
+        else:
+            known = self.array
+            codes = np.clip(np.searchsorted(known, values), 0, len(known) - 1).astype(np.int64)
+            codes[known[codes] != values] = -1
+        if len(wrong := np.flatnonzero(codes < 0)):
+            rule = f"must be one of the public classes: {', '.join(map(str, self.labels))[:200]}"
+            raise InvalidInput(f"y, row {int(wrong[0]) + 1}", "a label outside", rule)
+        return codes
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers in a public range."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"target from {self.low:g} to {self.high:g}"
+
+    @property
+    def middle(self) -> float:
+        """The centre of the range."""
+        return self.low + (self.high - self.low) / 2
+
+    @property
+    def half(self) -> float:
+        """Half its length."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class OpenTarget:
+    """Numbers whose range nobody stated: the fit buys it."""
+
+    def __str__(self) -> str:
+        return "target in a range that is bought"
+
+
+Target = Union[Classes, Range, OpenTarget]
+
+
+def classes(given: Any, said: Column | Label | None, y: Any) -> Classes:
+    """The public classes: those given, or those of the schema. `y` is looked at only where the caller states that its labels are public."""
+    if given is None:
+        if isinstance(said, Label):
+            return Classes(tuple(sorted(said.classes)))
+        if isinstance(said, Category):
+            return Classes(tuple(sorted(said.categories)))
+        rule = 'must be given: the public list of labels, a schema with a label, or "public" to state that those in y are'
+        raise InvalidInput("classes", given, rule)
+    if isinstance(given, str):
+        if given != PUBLIC:
+            raise InvalidInput("classes", given, f'must be a list of labels, or "{PUBLIC}"')
+        return Classes(_labels(np.unique(_discrete(column_of(y)))), stated=True)
+    if not isinstance(given, Sequence | np.ndarray) or not len(given):
+        raise InvalidInput("classes", given, f'must be a list of labels, or "{PUBLIC}"')
+    found = np.unique(np.asarray(given))
+    if len(found) < len(given):
+        raise InvalidInput("classes", list(given), "must not name a label twice")
+    return Classes(_labels(found))
+
+
+def _discrete(values: NDArray[Any]) -> NDArray[Any]:
+    if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.rint(values)).all()):
+        if not np.isfinite(values).all():
+            raise InvalidInput("y", "NaN or inf", "Input y contains NaN or infinity: labels must be values")
+        raise InvalidInput("y", "numbers that are not whole", "Unknown label type: continuous; labels must be classes")
+    return values
+
+
+def _labels(found: NDArray[Any]) -> tuple[Any, ...]:
+    if found.dtype.kind in "OUS":
+        return tuple(sorted(str(v).strip() for v in found.tolist()))
+    return tuple(found.tolist())
+
+
+def number(given: Any, said: Column | Label | None) -> Range | OpenTarget:
+    """The public range of the target: that given, or that of the schema; open where there is none."""
+    if given is not None:
+        return Range(*interval("target_bounds", tuple(given) if isinstance(given, Sequence | np.ndarray) else given))
+    if isinstance(said, Number):
+        return Range(*said.range)
+    if said is not None and not isinstance(said, Open):
+        raise InvalidInput("target", said.name, "must be a number for a regression")
+    return OpenTarget()
+
+
+def some(y: Any) -> None:
+    """Refuse no target; nothing else of it is looked at."""
+    if y is None:
+        raise InvalidInput("y", None, "requires y to be passed, but the target y is None")
+
+
+def column_of(y: Any) -> NDArray[Any]:
+    """One value for each record."""
+    some(y)
+    held = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    if held.ndim == 2 and held.shape[1] == 1:
+        import warnings
+
+        from sklearn.exceptions import DataConversionWarning
+
+        warnings.warn("A column-vector y was passed when a 1d array was expected", DataConversionWarning, stacklevel=4)
+        held = held[:, 0]
+    if held.ndim != 1:
+        raise InvalidInput("y", f"shape {held.shape}", "must have one value for each record: y should be a 1d array")
+    if held.dtype.kind == "c":
+        raise InvalidInput("y", str(held.dtype), "Complex data not supported")
+    return held
+
+
+def numbers_of(y: Any) -> NDArray[np.float64]:
+    """The numbers of a regression. What is not finite is refused."""
+    try:
+        values = column_of(y).astype(np.float64)
+    except (TypeError, ValueError) as problem:
+        if isinstance(problem, InvalidInput):
+            raise
+        raise InvalidInput("y", "values that are no numbers", "must be numbers") from None
+    if not np.isfinite(values).all():
+        raise InvalidInput("y", "NaN or inf", "Input y contains NaN or infinity: it must be finite")
+    return values

@@ -1,0 +1,141 @@
+"""The cells of every column, and how a noisy count of them joins fine cells to groups.
+
+A number has equal fine cells over its transformed public range, and one more for a missing value. A category has a cell for each
+word of its list, and one for all that is not listed or missing. Fine cells of numbers are joined to equal coarse bins, except
+those whose noisy count stands out, which stay by themselves: many records at one value are worth a value of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.data.schema import Category
+from dpfy.estimators.records import Records
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.uint16]
+
+STANDS_OUT = 3.0
+"""A fine cell is a group of its own from so many standard deviations of its noise on."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """`places[f]` is the cell of each record in column f, `sizes[f]` how many cells it has, `ordered[f]` whether it is a
+    number.
+    """
+
+    places: tuple[Places, ...]
+    sizes: tuple[int, ...]
+    ordered: tuple[bool, ...]
+
+    def counts(self, column: int) -> NDArray[np.int64]:
+        """How many records each cell of a column holds."""
+        return np.bincount(self.places[column], minlength=self.sizes[column])
+
+
+def cells(data: Records, fine: int) -> Cells:
+    """The cell of every record in every column.
+
+    Guarantees: cells lie below the sizes, which are public, whatever the records hold.
+    """
+    places, sizes, ordered = [], [], []
+    number = category = 0
+    for column in data.columns.columns:
+        if isinstance(column, Category):
+            places.append(data.codes[:, category].astype(np.uint16))
+            sizes.append(len(column.categories) + 1)
+            category += 1
+        else:
+            places.append(_of_number(data.units(number), fine))
+            sizes.append(fine + 1)
+            number += 1
+        ordered.append(not isinstance(column, Category))
+    return Cells(tuple(places), tuple(sizes), tuple(ordered))
+
+
+def cells_again(given: Records, sizes: NDArray[np.int64]) -> Cells:
+    """The cells of other rows, by the sizes of a fit."""
+    numbers = [
+        int(size) - 1 for size, column in zip(sizes, given.columns.columns, strict=True) if not isinstance(column, Category)
+    ]
+    return cells(given, numbers[0] if numbers else 1)
+
+
+def _of_number(units: Floats, fine: int) -> Places:
+    """Equal cells of the range; the last one for a missing value."""
+    missing = np.isnan(units)
+    units *= fine
+    np.floor(units, out=units)
+    np.clip(units, 0, fine - 1, out=units)
+    units[missing] = fine
+    return units.astype(np.uint16)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of cells, column after column: cell c of column f is in group `starts[f] + of_cell[f][c]`.
+
+    `links[g]` is how far group g is from the one before it in its column, as a share of the range; infinite for the first of a
+    column, for words and for missing values. `counts` are noisy numbers of records, at least one.
+    """
+
+    of_cell: tuple[NDArray[np.int32], ...]
+    starts: NDArray[np.int64]
+    links: Floats
+    counts: Floats
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return int(self.starts[-1])
+
+    def column(self, f: int) -> slice:
+        """The groups of a column."""
+        return slice(int(self.starts[f]), int(self.starts[f + 1]))
+
+
+def counted_cells(sizes: Sequence[int], ordered: Sequence[bool], bins: int) -> list[tuple[int, bool]]:
+    """The histograms that are counted, in order: (cells, fine) of each; numbers have a fine one and one of their coarse bins."""
+    found = []
+    for size, number in zip(sizes, ordered, strict=True):
+        found += [(size, True), (bins, False)] if number else [(size, False)]
+    return found
+
+
+def grouped(sizes: Sequence[int], ordered: Sequence[bool], bins: int, counts: Sequence[Floats], noise: Sequence[float]) -> Groups:
+    """Groups from noisy histograms (`counted_cells`), each with noise of its standard deviation."""
+    of_cell, starts, links, sums, at = [], [0], [], [], 0
+    for size, number in zip(sizes, ordered, strict=True):
+        if number:
+            group, held = _joined(counts[at][:-1], counts[at + 1], noise[at])
+            middle = np.bincount(group, np.arange(size - 1) + 0.5) / np.bincount(group) / (size - 1)
+            links += [np.inf, *np.diff(middle).tolist(), np.inf]
+            group, held = np.append(group, group[-1] + 1), np.append(held, counts[at][-1])
+            at += 2
+        else:
+            group, held = np.arange(size), counts[at]
+            links += [np.inf] * size
+            at += 1
+        of_cell.append(group.astype(np.int32))
+        sums.append(np.maximum(held, 1.0))
+        starts.append(starts[-1] + len(held))
+    return Groups(tuple(of_cell), np.array(starts, np.int64), np.array(links), np.concatenate(sums))
+
+
+def _joined(fine: Floats, coarse: Floats, noise: float) -> tuple[NDArray[np.int64], Floats]:
+    """The group of each fine cell, and the count of each group: of cells that stand out their own, of others what is left of
+    their bin.
+    """
+    alone = fine > STANDS_OUT * noise
+    bin_of = np.arange(len(fine)) * len(coarse) // len(fine)
+    first = np.ones(len(fine), bool)
+    first[1:] = alone[1:] | alone[:-1] | (bin_of[1:] != bin_of[:-1])
+    group: NDArray[np.int64] = np.cumsum(first) - 1
+    left = np.maximum(coarse - np.bincount(bin_of, fine * alone, len(coarse)), 1.0)
+    each = left / np.maximum(np.bincount(bin_of, ~alone, len(coarse)), 1.0)
+    return group, np.bincount(group, np.where(alone, fine, each[bin_of])).astype(np.float64)

@@ -1,0 +1,132 @@
+"""`dpfy fit` and `dpfy predict` on its runs: one JSON object, a folder that verifies, refusals that spend nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from calls import call, refused
+
+from dpfy.core.ledger import Ledger
+from dpfy.estimators import fitting, load
+
+ROOT = Path(__file__).parents[2]
+PEOPLE, SCHEMA = ROOT / "examples" / "people.csv", ROOT / "examples" / "people.schema.toml"
+FIT = ("fit", PEOPLE, "--schema", SCHEMA, "--epsilon", "2")
+
+
+def told(capsys, *arguments):
+    status, out, err = call(capsys, *arguments, "--json")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_a_fit_from_the_command_line(tmp_path, capsys):
+    run = tmp_path / "run"
+    found = told(capsys, *FIT, "--estimator", "logistic", "--out", run, "--test", PEOPLE)
+    assert found["run"] == str(run)
+    assert found["estimator"] == "LogisticRegression"
+    assert 1.99 < found["epsilon"] <= 2
+    assert 0.4 < found["test_accuracy"] <= 1
+    assert "test_auroc" in found
+    assert call(capsys, "verify", run)[0] == 0
+    config = (run / "config.toml").read_text()
+    assert "logistic" in config
+    assert str(PEOPLE) not in config
+
+
+def test_a_regression_with_settings_and_predictions_of_its_run(tmp_path, capsys):
+    run, rows = tmp_path / "run", tmp_path / "rows.csv"
+    found = told(
+        capsys,
+        *FIT,
+        "--estimator",
+        "linear",
+        "--target",
+        "hours",
+        "--set",
+        "solver=statistics",
+        "--set",
+        "norm=1.0",
+        "--out",
+        run,
+    )
+    assert "test_rmse" not in found
+    assert load(run).predict([[40.0, "nurse"]])[0] >= 0
+    rows.write_text("age,job\n40,nurse\n20,poet\n")
+    answer = told(capsys, "predict", run, rows)
+    assert len(answer["predictions"]) == 2
+    assert all(0 <= value <= 80 for value in answer["predictions"])
+    assert call(capsys, "predict", run, rows, "--out", tmp_path / "out.csv")[0] == 0
+    assert (tmp_path / "out.csv").read_text().startswith("prediction\n")
+    assert "choose a new file" in refused(capsys, "predict", run, rows, "--out", tmp_path / "out.csv")
+
+
+def test_predictions_of_classes_have_probabilities(tmp_path, capsys):
+    run = tmp_path / "run"
+    told(capsys, *FIT, "--estimator", "naive-bayes", "--out", run)
+    answer = told(capsys, "predict", run, PEOPLE)
+    assert answer["classes"] == ["high", "low"]
+    assert len(answer["probabilities"]) == 600
+    content = bytearray((run / "estimator.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run / "estimator.safetensors").write_bytes(content)
+    assert "does not verify" in refused(capsys, "predict", run, PEOPLE)
+
+
+def test_a_killed_fit_goes_on(tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    asked = (*FIT, "--estimator", "logistic", "--out", run)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting, "finish", killed)
+    status, _, err = call(capsys, *asked)
+    assert status == 130
+    assert "--resume" in err
+    monkeypatch.undo()
+    assert "resume" in refused(capsys, *asked)
+    assert told(capsys, *asked, "--resume")["run"] == str(run)
+    assert call(capsys, "verify", run)[0] == 0
+
+
+BAD = [
+    (("--estimator", "best"), "--estimator"),
+    (("--estimator", "logistic", "--epsilon", "0"), "epsilon"),
+    (("--estimator", "logistic", "--epsilon", "nan"), "epsilon"),
+    (("--estimator", "logistic", "--delta", "2"), "delta"),
+    (("--estimator", "logistic", "--set", "rounds"), "key=value"),
+    (("--estimator", "logistic", "--set", "epsilon=3"), "--set"),
+    (("--estimator", "logistic", "--set", "rounds=0"), "rounds"),
+    (("--estimator", "logistic", "--target", "age"), "classes"),
+    (("--estimator", "linear", "--target", "job"), "number"),
+    (("--estimator", "logistic", "--target", "nothing"), "target"),
+    (("--estimator", "logistic", "--schema", "nowhere.toml"), "nowhere"),
+    (("--estimator", "logistic", "--adjacency", "swap"), "adjacency"),
+    (("--estimator", "logistic", "--test", "nowhere.csv"), "nowhere"),
+    (("--estimator", "logistic", "--resume"), "--resume"),
+]
+
+
+@pytest.mark.parametrize(("flags", "said"), BAD)
+def test_bad_input_is_one_line_and_spends_nothing(flags, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    extra = () if "--resume" in flags else ("--out", "new")
+    line = refused(capsys, *FIT, *flags, "--ledger", "people.jsonl", *extra)
+    assert said in line
+    assert not (tmp_path / "new").exists()
+    assert not Path("people.jsonl").exists() or not Ledger.read(Path("people.jsonl")).permits()
+
+
+def test_rows_that_cannot_be_read_spend_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.csv").write_text("id,age,job,hours,income\n1,old,nurse,3,high\n")
+    line = refused(capsys, "fit", "bad.csv", *FIT[2:], "--estimator", "logistic", "--ledger", "people.jsonl", "--out", "new")
+    assert "no number" in line
+    assert not Path("new").exists()
+    assert not Ledger.read(Path("people.jsonl")).permits()
