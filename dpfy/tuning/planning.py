@@ -1,0 +1,145 @@
+"""Before a search: what each way to pay would cost, or how much noise it would leave, and what the law of the trials lets one hope for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpfy.accounting import tuning as prices
+from dpfy.core import check
+from dpfy.core.errors import DpfyError
+from dpfy.core.events import Event
+from dpfy.core.trials import gamma_for
+from dpfy.core.unit import Adjacency
+from dpfy.plan.recipe import Recipe
+from dpfy.tuning.claim import DEAR
+from dpfy.tuning.payment import COMPOSITION, HELD_OUT, LAWS, NOISY_MAX, RANDOM, SUBSET, Payment, Target, calibrated
+
+TENTH = 0.1
+MOST_K = 2_000_000
+CONSIDER = {
+    RANDOM: "the best trial is released; how many there were is never known",
+    COMPOSITION: "every trial may be shown; the only way for searches that look at scores, or prune",
+    NOISY_MAX: "every trial is billed, and one of the best is chosen by records held out, billed once",
+    SUBSET: "trials see a part of the records; one more run on all of them, with settings that were scaled",
+    "public": "free, where there is public data like the private",
+    "none": "no search: requires good defaults (dpfy.tuning.strategies.defaults)",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to pay: the noise of a trial at the epsilon asked for, and how many times that of a run without a search it is.
+
+    `tenth` is the chance that a trial has settings among the best tenth of the space; `few` that there are fewer than half of the trials
+    asked for; `many` the number of trials that is not exceeded in 99 of 100 searches.
+    """
+
+    route: str
+    law: str
+    noise_multiplier: float
+    noise_ratio: float
+    training_alone: float
+    tenth: float
+    few: float
+    many: int
+    note: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a row of a table."""
+        return dict(self.__dict__)
+
+
+def offers(recipe: Recipe, target: Target, trials: int, *, sample: float = 0.25, small: Recipe | None = None) -> list[Offer]:
+    """Every way to pay for `trials` trials of a recipe within the target, the least noise first; without a search, and on public data, too.
+
+    `small` is what a trial of a search on a subset does.
+    """
+    check.integer("trials", trials, least=2)
+    plain = target.least(recipe.event)
+    alone = target.reached(recipe.event(plain))
+    rows = [Offer("public", "", plain, 1.0, alone, 1 - (1 - TENTH) ** trials, 0.0, trials, CONSIDER["public"])]
+    rows.append(Offer("none", "", plain, 1.0, alone, TENTH, 0.0, 1, CONSIDER["none"]))
+    payments = [(Payment(RANDOM, trials, shape, adjacency=target.adjacency), law) for law, shape in LAWS.items()]
+    payments += [(Payment(COMPOSITION, trials, adjacency=target.adjacency), "")]
+    payments += [(Payment(NOISY_MAX, trials, score=HELD_OUT, adjacency=target.adjacency), "")]
+    if small is not None:
+        payments += [
+            (Payment(SUBSET, trials, shape, sample=sample, adjacency=target.adjacency), law)
+            for law, shape in LAWS.items()
+            if law != "poisson"
+        ]
+    for payment, law in payments:
+        try:
+            first = recipe if payment.route != SUBSET or small is None else small
+            paid = calibrated(payment, target, [first], [recipe] if payment.route == SUBSET else [])
+        except DpfyError:
+            continue
+        plan = paid.alone[0]
+        rows.append(
+            Offer(payment.route, law, plan.noise_multiplier, plan.noise_multiplier / plain, target.reached(plan.event),
+                  tenth(payment), few(payment), many(payment), CONSIDER[payment.route])
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (row.noise_multiplier, row.route))
+
+
+def warning(rows: Sequence[Offer]) -> str | None:
+    """Where every search on private data costs more noise than it is likely to give back."""
+    private = [row.noise_ratio for row in rows if row.route not in ("public", "none")]
+    if not private or min(private) < DEAR:
+        return None
+    return (
+        f"the cheapest search on private data multiplies the noise by {min(private):.3g}: the settings it finds must gain more than "
+        f"{min(private):.3g} times as many records would; consider public data, fewer trials, or defaults"
+    )
+
+
+def totals(event: Event, trials: int, delta: float, adjacency: Adjacency) -> list[prices.Route]:
+    """What trials with a given noise cost by every way to pay (the guide's appendix C), cheapest first."""
+    return prices.routes(event, trials, delta, adjacency=adjacency)
+
+
+def generating(payment: Payment, x: float) -> float:
+    """The generating function of the number of trials, E[x^K]."""
+    if not payment.random:
+        return float(x**payment.trials)
+    if math.isinf(payment.shape):
+        return math.exp(payment.trials * (x - 1))
+    gamma, eta = gamma_for(payment.shape, payment.trials), payment.shape
+    if eta == 0:
+        return math.log1p(-(1 - gamma) * x) / math.log(gamma)
+    return math.expm1(-eta * math.log1p(-(1 - gamma) * x)) / math.expm1(-eta * math.log(gamma))
+
+
+def tenth(payment: Payment, share: float = TENTH) -> float:
+    """The chance that at least one trial has settings among the best `share` of the space."""
+    return 1 - generating(payment, 1 - share)
+
+
+def chance(payment: Payment, number: int) -> float:
+    """The probability of exactly so many trials."""
+    if not payment.random:
+        return float(number == payment.trials)
+    if math.isinf(payment.shape):
+        return math.exp(number * math.log(payment.trials) - payment.trials - math.lgamma(number + 1))
+    return prices.trials_pmf(payment.shape, gamma_for(payment.shape, payment.trials), number) if number else 0.0
+
+
+def few(payment: Payment) -> float:
+    """The chance of fewer than half of the trials asked for."""
+    if not payment.random:
+        return 0.0
+    return sum(chance(payment, number) for number in range(math.ceil(payment.trials / 2)))
+
+
+def many(payment: Payment, certain: float = 0.99) -> int:
+    """The number of trials that is exceeded with a chance of one in a hundred."""
+    if not payment.random:
+        return int(payment.trials)
+    total, number = chance(payment, 0), 0
+    while total < certain and number < MOST_K:
+        number += 1
+        total += chance(payment, number)
+    return number

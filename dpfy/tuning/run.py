@@ -1,0 +1,378 @@
+"""A search from its terms to the run folder: plan, reserve, draw, try, select, card. In this order."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfy import accounting
+from dpfy.accounting import rdp
+from dpfy.core import check, events, reading
+from dpfy.core.book import Permit
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.random import Randomness
+from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.values import Bound, Bounded
+from dpfy.mechanisms.candidates import PrivateSelection
+from dpfy.mechanisms.choice import Exponential
+from dpfy.mechanisms.mechanism import source
+from dpfy.plan.recipe import Plan, Recipe
+from dpfy.plan.stopping import first_steps
+from dpfy.report import card
+from dpfy.runs.folder import LEDGER, Place, RunFolder, complete, held_claims
+from dpfy.tuning import outcome, pool
+from dpfy.tuning.claim import TUNING, Tuning
+from dpfy.tuning.engine import Engine, RandomSearch
+from dpfy.tuning.kinds import Kinds
+from dpfy.tuning.parts import Parts
+from dpfy.tuning.payment import (
+    COMPOSITION,
+    HELD_OUT,
+    LAWS,
+    NOISY_MAX,
+    PUBLIC,
+    RANDOM,
+    SUBSET,
+    Paid,
+    Payment,
+    Target,
+    calibrated,
+)
+from dpfy.tuning.sealed import secret_of
+from dpfy.tuning.search import Row, Search, listed
+from dpfy.tuning.space import Settings, Space
+from dpfy.tuning.trial import Source, Task, Trial
+
+AUTO = "auto"
+WORTH = 1.15
+"""A Poisson number of trials, of which few are small, is taken where it needs no more than so many times the noise of a geometric one."""
+ASKED = "settings.json"
+FINAL = 10**6
+"""The number of the run on all records, behind those of all trials."""
+
+RecipeFor = Callable[[Settings, int], Recipe]
+"""What a run with these settings does to so many records."""
+Scaled = Callable[[Settings, float], Settings]
+"""The settings for a part of the records, from those for all of them and the share that it is."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a search may cost, and how it is paid for. All of it is public.
+
+    `trials` is their number, or its mean where it is random (`law`: logarithmic, geometric, poisson, or auto). `score` says whose records
+    trials are scored on; `held_out` is the share of the records that is kept for that, `sample` the share that a search on a subset
+    sees.
+    """
+
+    epsilon: float
+    delta: float
+    records: int
+    trials: float = 20
+    route: str = RANDOM
+    law: str = AUTO
+    score: str = PUBLIC
+    held_out: float = 0.1
+    sample: float = 0.1
+    prune: bool = False
+    accountant: str = accounting.DEFAULT
+    adjacency: str = "add-or-remove-one"
+
+    def __post_init__(self) -> None:
+        check.one_of("law", self.law, (AUTO, *LAWS))
+        check.inside_unit("held_out", self.held_out)
+        check.integer("records", self.records, most=check.RECORDS)
+        Target(self.epsilon, self.delta)
+        for shape in self.shapes:
+            self.payment(shape, adaptive=self.prune)
+
+    @property
+    def shapes(self) -> tuple[float, ...]:
+        """The laws that come into question, the one to prefer first."""
+        return (LAWS["poisson"], LAWS["geometric"]) if self.law == AUTO else (LAWS[self.law],)
+
+    def payment(self, shape: float, *, adaptive: bool) -> Payment:
+        """The payment with this law of the number of trials."""
+        return Payment(self.route, self.trials, shape, self.score, adaptive, self.prune, self.sample, self.adjacency)  # type: ignore[arg-type]
+
+    @property
+    def parts(self) -> Parts:
+        """Who takes part in what."""
+        return Parts(self.records, self.held_out if self.score == HELD_OUT else 0.0, self.sample if self.route == SUBSET else 1.0)
+
+    @property
+    def target(self) -> Target:
+        """What everything may cost."""
+        return Target(self.epsilon, self.delta, self.adjacency, self.accountant)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search leaves: the run folder with its card, and the settings that were selected; None where no trial was made."""
+
+    run: Path
+    settings: Settings | None
+    card: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What was found and what it cost. Nothing about other trials, and no time, which would tell how many there were."""
+        stated, part = self.card["guarantee"], card.section(self.card, TUNING)
+        utility = {k: v for k, v in part.get("utility", {}).items() if k != "absent"}
+        told = {"run": str(self.run), "settings": self.settings, "score": part.get("score"), **utility}
+        told |= {key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")}
+        alone = self.card["formal"]["training"]
+        return told | {"training_alone": alone.get("epsilon"), "bill": part.get("bill"), "statement": self.card["statement"]}
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a search is done: nothing here changes what it costs.
+
+    `scaled` gives the settings for a subset; `publish` the files of the selected run beside its model; `progress` is told how many trials
+    are made, where that is no secret, and what is being done.
+    """
+
+    workers: int = 1
+    devices: tuple[str, ...] = ("cpu",)
+    checkpoint_every: float = 30.0
+    pool: pool.Pool | None = None
+    scaled: Scaled | None = None
+    publish: Callable[[Settings, Plan], Mapping[str, bytes]] = lambda settings, plan: {}
+    progress: Callable[[str, int | None], None] = field(default=lambda what, made: None)
+
+
+def tune(
+    objective: Callable[[Trial], float],
+    space: Space | Mapping[str, Any],
+    recipe: RecipeFor,
+    terms: Terms,
+    run: Place | str | Path,
+    *,
+    engine: Engine | None = None,
+    work: Work | None = None,
+) -> Tuned:
+    """Search for settings on private data, and release the best trial: a run folder whose card covers the search.
+
+    `objective` trains by `trial.plan` in `trial.run` (:func:`dpfy.fit` takes both) and returns a score, larger is better. `recipe` says,
+    for settings and a number of records, what a trial does to the data; the noise is added here, so that everything together costs
+    what `terms` say. Settings that change the bill (batch size, steps) are lists.
+
+    Guarantees: the whole event is reserved before the first trial; every trial is made under a permit for one of the events in it. What
+    is not covered by a theorem is refused. A search that was killed is resumed to the same selection; nothing but it leaves the folder.
+    """
+    where, work = (Space.read(space) if not isinstance(space, Space) else space), work or Work()
+    place = run if isinstance(run, Place) else Place(run)
+    chosen = RandomSearch(where) if engine is None else engine
+    parts = terms.parts
+    kinds = _kinds(where, recipe, terms, work)
+    claim = _held(place, where, chosen, terms) or _planned(where, chosen, kinds, terms, place, work)
+    if complete(place, claim):
+        outcome.same_times(Path(place.path))
+        return finished(Path(place.path))
+    with RunFolder(place, claim) as folder:
+        return _Searching(folder, claim, kinds, chosen, objective, parts, work).done()
+
+
+def _kinds(space: Space, recipe: RecipeFor, terms: Terms, work: Work) -> Kinds:
+    parts = terms.parts
+    if terms.route != SUBSET:
+        return Kinds.of(space, lambda settings: recipe(settings, parts.training))
+    if work.scaled is None:
+        way_out = "say how settings for all records are scaled to a part of them: Work(scaled=...)"
+        raise Unsupported("a search on a subset without a rule that scales settings", way_out)
+    scaled = work.scaled
+    return Kinds.of(
+        space,
+        lambda settings: recipe(scaled(settings, terms.sample), parts.sampled),
+        lambda settings: recipe(settings, parts.training),
+    )
+
+
+def _planned(space: Space, engine: Engine, kinds: Kinds, terms: Terms, place: Place, work: Work) -> Tuning:
+    """The claim of a new search: the least noise with which it costs what was asked for."""
+    work.progress("calibrating", None)
+    adaptive, seed, counts = engine.adaptive or terms.prune, None, tuple[int, ...]()
+    terms.payment(terms.shapes[0], adaptive=adaptive)
+    if terms.route in (COMPOSITION, NOISY_MAX):
+        seed = secrets.randbits(62) if place.seed is None else place.seed
+        if not adaptive:
+            counts = kinds.counts([engine.ask(n, _public(seed, n)) for n in range(int(terms.trials))])
+    found: list[Paid] = []
+    for shape in terms.shapes if terms.route in (RANDOM, SUBSET) else terms.shapes[:1]:
+        found.append(calibrated(terms.payment(shape, adaptive=adaptive), terms.target, kinds.recipes, kinds.finals, counts))
+    paid = found[0]
+    if len(found) > 1 and max(_ratios(*found)) > WORTH:
+        paid = found[1]
+    return Tuning(paid, space.words(), engine.name, seed)
+
+
+def _ratios(one: Paid, other: Paid) -> Iterator[float]:
+    return (a.noise_multiplier / b.noise_multiplier for a, b in zip(one.plans, other.plans, strict=True))
+
+
+def _public(seed: int, number: int) -> np.random.Generator:
+    """The generator of settings that are no secret."""
+    return np.random.default_rng([seed, number])
+
+
+def _held(place: Place, space: Space, engine: Engine, terms: Terms) -> Tuning | None:
+    """The claim of a search that is resumed, which must be of the same terms."""
+    path = Path(place.path)
+    if not place.resume or not (path / LEDGER).is_file():
+        return None
+    claims = held_claims(path)
+    if not claims:
+        return None
+    held = claims[0]
+    if not isinstance(held, Tuning):
+        raise InvalidInput("resume", str(path), "holds no search")
+    asked = terms.payment(held.payment.shape, adaptive=engine.adaptive or terms.prune)
+    if held.payment != asked or held.space != space.words() or held.engine != engine.name:
+        raise InvalidInput("resume tuning", "another search", "must be the one that the folder holds")
+    if (held.delta, held.accountant) != (terms.delta, terms.accountant):
+        raise InvalidInput("resume tuning", "other terms", "must be those that the folder holds")
+    return held
+
+
+@dataclass
+class _Searching:
+    """One search in its opened folder."""
+
+    folder: RunFolder
+    claim: Tuning
+    kinds: Kinds
+    engine: Engine
+    objective: Callable[[Trial], float]
+    parts: Parts
+    work: Work
+
+    def __post_init__(self) -> None:
+        self.permit = self.folder.begin(TUNING)
+        self.randomness = self.folder.randomness
+        self.source = Source(self.folder.path / LEDGER, TUNING, self.randomness)
+        self.search = Search(
+            self.folder.secrets, self.work.pool or pool.of(self.work.workers), self.claim.payment.route == NOISY_MAX
+        )
+        self.made = 0
+
+    def done(self) -> Tuned:
+        """Make the trials, select, publish, and end the run."""
+        payment, paid = self.claim.payment, self.claim.paid
+        if payment.random:
+            self.work.progress("searching", None)
+            number = self.search.made(self._tasks(drawn(self.claim, self.permit, self.randomness)))
+        else:
+            for n, row in self.search.rows.items():
+                self._told(n, row)
+            number = self.search.made(self._tasks(int(payment.trials)), lambda task, row: self._told(task.number, row))
+        if payment.route == NOISY_MAX:
+            number = self._chosen()
+        if number is None:
+            return self._published(None, None)
+        settings = self._asked(number) if payment.random else self.search.rows[number].settings
+        return self._published(settings, self._on_all(settings) if paid.finals else self.search.place(number), number)
+
+    def _tasks(self, count: int) -> Iterator[Task]:
+        """The trials, as many as there are; with a filter, as many as fit."""
+        number = 0
+        while number < count or self.claim.payment.pruned:
+            if number in self.search.rows:
+                number += 1
+                continue
+            settings = self._asked(number)
+            if self.claim.payment.pruned and not self._fits(settings):
+                return
+            yield self._task(number, settings)
+            number += 1
+
+    def _asked(self, number: int) -> Settings:
+        """What to try. What was asked of an engine is kept: its noise must meet these settings and no others."""
+        if self.claim.payment.random:
+            return self.engine.ask(number, self.randomness.generator("settings", number))
+        assert self.claim.seed is not None
+        file = self.search.place(number) / ASKED
+        begun = listed(reading.parsed_json(ASKED, file.read_bytes())) if file.is_file() else None
+        settings = self.engine.ask(number, _public(self.claim.seed, number), begun)
+        if begun is None and self.engine.adaptive:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(file, json.dumps(settings).encode(), mode=PRIVATE_MODE)
+        return settings
+
+    def _task(self, number: int, settings: Settings, *, final: bool = False) -> Task:
+        paid, work = self.claim.paid, self.work
+        used = settings if final or not paid.finals or work.scaled is None else work.scaled(settings, self.claim.payment.sample)
+        apart = self.parts.held_out > 0 or self.parts.sample < 1
+        return Task(
+            self.search.place(number), number, used, self.kinds.plan(settings, paid, final=final), paid.score, self.source, self.objective,
+            self.parts if apart else None, final, self.engine.prune if self.claim.payment.pruned else None, work.checkpoint_every,
+            work.devices[number % len(work.devices)],
+        )  # fmt: skip
+
+    def _told(self, number: int, row: Row) -> None:
+        self.engine.tell(number, row.settings, row.score)
+        self.made += 1
+        self.work.progress("searching", self.made)
+
+    def _fits(self, settings: Settings) -> bool:
+        """Whether the whole of one more trial fits under what was reserved, at every order."""
+        spent = [self._billed(row) for row in self.search.rows.values()] + [self.kinds.plan(settings, self.claim.paid).event]
+        total, budget = (
+            rdp.divergences(event, self.claim.adjacency) for event in (events.Composed(tuple(spent)), self.claim.event)
+        )
+        return bool((total <= budget * (1 + 1e-9)).all())
+
+    def _billed(self, row: Row) -> events.Event:
+        """What a trial released: all of its plan, or the steps that it made before it was pruned."""
+        plan = self.kinds.plan(row.settings, self.claim.paid)
+        recipe = plan.recipe
+        if row.steps >= recipe.steps or row.steps == 0:
+            return plan.event if row.steps else events.Nothing()
+        released = first_steps(plan.noise_multiplier, recipe.sampler.participation, recipe.strategy, row.steps, recipe.steps)
+        return recipe.of_unit(released)
+
+    def _chosen(self) -> int:
+        """The winner, by the exponential mechanism on the counts of right answers of all trials."""
+        rows, score = self.search.rows, self.claim.paid.score
+        assert isinstance(score, events.BoundedRange)
+        counts = np.array([max(0, int(rows[n].score)) if np.isfinite(rows[n].score) else 0 for n in sorted(rows)])
+        chooser = Exponential(score.epsilon, True, adjacency=self.claim.adjacency)
+        self.folder.bind("scores", counts.tobytes())
+        permit = self.permit.inner(score, FINAL)
+        found = chooser.release(Bounded(counts, Bound.scalar(1)), permit, secret_of(self.randomness, FINAL))
+        return sorted(rows)[found.value]
+
+    def _on_all(self, settings: Settings) -> Path:
+        """The run on all records, after a search on a subset."""
+        task = self._task(FINAL, settings, final=True)
+        self.work.progress("training on all records", None)
+        task()
+        return task.place
+
+    def _published(self, settings: Settings | None, place: Path | None, number: int | None = None) -> Tuned:
+        self.work.progress("card", None)
+        score = None if number is None else self.search.rows[number].score
+        found = outcome.Selected(self.claim, self.kinds, settings, place, number, score)
+        outcome.publish(self.folder, found, self.search.rows, self.work.publish)
+        return finished(self.folder.path)
+
+
+def drawn(claim: Tuning, permit: Permit, randomness: Randomness) -> int:
+    """How many trials a search makes: drawn exactly from the law that is billed, from the search's secret, under its permit."""
+    bits = source(claim.event, permit, randomness, 0)
+    return PrivateSelection(events.Nothing(), claim.payment.trials, claim.payment.shape).runs(bits)
+
+
+def finished(path: Path) -> Tuned:
+    """The result of a search that is finished."""
+    made = reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+    part = card.section(made, TUNING)
+    if not part:
+        raise InvalidInput("run", str(path), "holds no search")
+    settings = part.get("settings")
+    return Tuned(path, None if settings is None or "absent" in settings else listed(settings), made)

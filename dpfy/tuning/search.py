@@ -1,0 +1,135 @@
+"""A search under way: trials are made, scored and compared; only the best is kept, and a search that was killed goes on to the same one.
+
+    checkpoint/scores.jsonl (0600)   {"trial": 4, "score": 0.91, "steps": 100, "settings": {...}}    one line a trial
+    checkpoint/trials/000004/ (0700) the best so far, and those under way
+
+Nothing of this leaves checkpoint/, which is erased when the run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpfy.core import reading
+from dpfy.core.errors import Corrupt
+from dpfy.core.storage import PRIVATE_MODE
+from dpfy.runs.mark import SEARCH_LOG as LOG
+from dpfy.runs.mark import SEARCH_TRIALS as FOLDER
+from dpfy.runs.mark import erase_folder
+from dpfy.tuning.pool import Pool
+from dpfy.tuning.space import Settings
+from dpfy.tuning.trial import WORST, Task, steps_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """A trial that is over: its score, the steps it made, and its settings."""
+
+    score: float
+    steps: int
+    settings: Settings
+
+    def line(self, number: int) -> bytes:
+        """As it is written down."""
+        body = {
+            "trial": number,
+            "score": None if self.score == WORST else self.score,
+            "steps": self.steps,
+            "settings": self.settings,
+        }
+        return (json.dumps(body) + "\n").encode()
+
+
+Tell = Callable[[Task, Row], None]
+"""Told of every trial that has just ended."""
+
+
+@dataclass
+class Search:
+    """Trials of one search, in the secret folder `secrets`. `rows` are those made so far, by number, in the order in which they ended.
+
+    With `keep` all trials are kept until the run ends: where the best is chosen among them afterwards.
+    """
+
+    secrets: Path
+    pool: Pool
+    keep: bool = False
+    rows: dict[int, Row] = field(default_factory=dict)
+    best: int | None = None
+
+    def __post_init__(self) -> None:
+        self.rows = _read(self.secrets / LOG)
+        self.best = min(self.rows, key=self._rank, default=None)
+        for number in self.rows:
+            if number != self.best and not self.keep:
+                erase_folder(self.place(number))
+
+    def place(self, number: int) -> Path:
+        """The folder of a trial."""
+        return self.secrets / FOLDER / f"{number:06d}"
+
+    def made(self, tasks: Iterable[Task], tell: Tell = lambda task, row: None) -> int | None:
+        """Make all trials that are not made yet. The number of the best one, the first of equals; None if there is none.
+
+        Guarantees: which one that is does not depend on how many processes make them, in which order they end, or how often the search was
+        killed and resumed. When it returns, nothing is left of the others.
+        """
+        (self.secrets / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(self.secrets / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_MODE)
+        try:
+            for task, score in self.pool.scores(self._left(tasks)):
+                tell(task, self._note(handle, task, score))
+        finally:
+            os.close(handle)
+        return self.best
+
+    def _left(self, tasks: Iterable[Task]) -> Iterator[Task]:
+        return (task for task in tasks if task.number not in self.rows)
+
+    def _note(self, handle: int, task: Task, score: float) -> Row:
+        """Write the score down, then forget the worse of this trial and the best so far."""
+        number = task.number
+        row = Row(score, steps_of(self.place(number)), task.settings)
+        os.write(handle, row.line(number))
+        os.fsync(handle)
+        self.rows[number] = row
+        lost = number
+        if self.best is None or self._rank(number) < self._rank(self.best):
+            lost, self.best = self.best if self.best is not None else -1, number
+        if lost >= 0 and not self.keep:
+            erase_folder(self.place(lost))
+        return row
+
+    def _rank(self, number: int) -> tuple[float, int]:
+        """Higher scores first, then smaller numbers."""
+        return -self.rows[number].score, number
+
+
+def _read(log: Path) -> dict[int, Row]:
+    """The rows of a log; a last line that a crash cut short does not count, and is cut off."""
+    if not log.is_file():
+        return {}
+    raw = log.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    if len(whole) < len(raw):
+        os.truncate(log, len(whole))
+    found = {}
+    for line in whole.splitlines():
+        row = reading.parsed_json(LOG, line)
+        try:
+            score = WORST if row["score"] is None else float(row["score"])
+            found[int(row["trial"])] = Row(score, int(row["steps"]), listed(row["settings"]))
+        except (KeyError, TypeError, ValueError):
+            rule = "holds a line that is no score: the search cannot be resumed; start a new one"
+            raise Corrupt(f"checkpoint/{LOG}", rule) from None
+    return found
+
+
+def listed(settings: Mapping[str, Any]) -> Settings:
+    """Settings as JSON gives them back: lists are tuples again."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}

@@ -1,0 +1,233 @@
+"""One trial: settings and a plan go in, a trained model and its score come out, all of it among the secrets of the search."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpfy.core import check, events, reading
+from dpfy.core.book import rehearsal
+from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
+from dpfy.core.ledger import Ledger, Permit
+from dpfy.core.random import Randomness
+from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.values import Bound, Bounded
+from dpfy.data.records import Records, as_records
+from dpfy.mechanisms.discrete import DiscreteGaussian
+from dpfy.plan.recipe import Plan
+from dpfy.tuning.parts import Parts
+from dpfy.tuning.sealed import SealedRun, held, secret_of
+from dpfy.tuning.space import Settings
+
+SCORE = "score.json"
+WORST = -math.inf
+
+
+class Pruned(Exception):
+    """Raised in an objective to end its trial, by what it has released so far."""
+
+
+class TrialFailed(DpfyError):
+    """A trial ended with an error. Nothing was released; the search can be resumed."""
+
+
+class Trial:
+    """What an objective is given: the `settings` to try, the calibrated `plan` to train by, and the `run` to train in.
+
+    dpfy.fit(net, data, plan=trial.plan, run=trial.run, ...)  or  dpfy.PrivateTraining(net, optimizer, data, trial.plan, trial.run)
+
+    What it prints, stores or returns may tell of a trial that is not selected: it should do nothing but train and score.
+    """
+
+    def __init__(self, task: Task, run: SealedRun, permit: Permit | None) -> None:
+        self.settings, self.plan, self.run, self.device = dict(task.settings), task.plan, run, task.device
+        self._task, self._score, self._permit = task, task.score, permit
+        self.counted: float | None = None
+
+    def train(self, data: object) -> Records:
+        """The records that this trial trains on: all of them, those not held out for scores, or a search's sample of them."""
+        task = self._task
+        return as_records(data) if task.parts is None else task.parts.train(data, task.source.randomness, final=task.final)
+
+    def valid(self, data: object) -> Records:
+        """The private records held out for scores, from the same data as `train`."""
+        task = self._task
+        if task.parts is None or not task.parts.held_out:
+            raise Unsupported("validation records that were not held out", "search with score='held-out'")
+        return task.parts.valid(data, task.source.randomness)
+
+    def report(self, score: float) -> bool:
+        """Tell how the trial does so far, on public records; whether it should be ended: then raise :class:`dpfy.tuning.trial.Pruned`."""
+        if self._task.prune is None:
+            raise Unsupported(
+                "looking at a trial before its end in this search",
+                "pay by composition, with pruning, and score on public records",
+            )
+        return self._task.prune(self._task.number, as_score(score))
+
+    def count(self, right: int) -> float:
+        """The score on private validation records: how many of them the model answers right, each of them at most once.
+
+        With noise and a bill where scores are released; as it is where the exponential mechanism will choose among them, and nobody else
+        sees them. Refused where the search has no bill for it.
+        """
+        if self._score is None:
+            raise Unsupported(
+                "a score on private records that nothing is reserved for", "search with score='held-out' or score='training'"
+            )
+        check.integer("right", right, least=0)
+        if self._task.final:  # it is selected already, and nothing pays for one more look
+            return math.nan
+        if self._permit is None:
+            self.counted = float(right)
+        else:
+            self.run.bind("score", str(right).encode())
+            assert isinstance(self._score, events.DiscreteGaussian)
+            total = Bounded(right, Bound.scalar(1), self.plan.recipe.unit)
+            noisy = DiscreteGaussian(self._score.sigma).release(total, self._permit, self.run.randomness)
+            self.counted = float(noisy.value)
+        return self.counted
+
+
+class Objective(Protocol):
+    """What is searched over: trains `trial.plan` in `trial.run`, and returns the score, larger is better."""
+
+    def __call__(self, trial: Trial) -> float:
+        """Train and score."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where trials get their rights and their secrets: the search's run folder; None where the data is public and nothing is billed."""
+
+    ledger: Path | None
+    name: str
+    randomness: Randomness
+
+    def permit(self, event: events.Event, number: int, releases: int) -> Permit:
+        """The right to do `event` as one of the runs of the search."""
+        if self.ledger is None:
+            return rehearsal(event, releases)
+        outer = next((p for p in Ledger.read(self.ledger).permits() if p.name == self.name), None)
+        if outer is None:
+            raise InvalidInput("search", self.name, "nothing was reserved for it")
+        return outer.inner(event, number, releases)
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a process needs to make one trial."""
+
+    place: Path
+    number: int
+    settings: Settings
+    plan: Plan
+    score: events.Event | None
+    source: Source
+    objective: Callable[[Trial], float]
+    parts: Parts | None = None
+    final: bool = False
+    prune: Callable[[int, float], bool] | None = None
+    checkpoint_every: float = 30.0
+    device: str = "cpu"
+
+    def __call__(self) -> float:
+        """Make the trial, or go on with it, or find that it is made. Its score; one that is not a number is the worst.
+
+        Guarantees: made again after a crash it is the same trial, bit for bit, as far as the objective depends on nothing but its trial,
+        the data and the generators of Python, NumPy and torch.
+        """
+        with held(self.place):
+            if (known := _kept(self.place)) is not None:
+                return known
+            secret = secret_of(self.source.randomness, self.number)
+            permit = self.source.permit(self.plan.event, self.number, self.plan.recipe.steps)
+            run = SealedRun(self.place, self.plan, permit, secret, self.checkpoint_every)
+            scored = None
+            if isinstance(self.score, events.DiscreteGaussian) and not self.final:
+                scored = self.source.permit(self.score, self.number, 1)
+            trial, steps = Trial(self, run, scored), self.plan.recipe.steps
+            with _seeded(secret):
+                try:
+                    score = self._made(trial)
+                except Pruned:
+                    score, steps = WORST, min(steps, run.steps_made())
+            body = {"score": None if score == WORST else score, "steps": steps}
+            write_atomically(self.place / SCORE, json.dumps(body).encode(), mode=PRIVATE_MODE)
+            return score
+
+    def _made(self, trial: Trial) -> float:
+        try:
+            found = self.objective(trial)
+        except DpfyError as problem:
+            raise TrialFailed(f"a trial failed: {problem}") from None
+        except Pruned:
+            if self.prune is None:
+                raise TrialFailed(
+                    "a trial was pruned in a search that bills whole trials; pay by composition, with pruning"
+                ) from None
+            raise
+        except Exception as problem:  # its text may hold anything
+            raise TrialFailed(
+                f"a trial failed ({type(problem).__name__}); run the objective by itself, on made-up data, to see where"
+            ) from None
+        if not trial.run.finished:
+            raise TrialFailed(
+                "a trial trained nothing: an objective trains by trial.plan in trial.run (dpfy.fit(..., run=trial.run))"
+            )
+        if self.score is not None and not self.final:
+            if trial.counted is None:
+                raise TrialFailed(
+                    "a trial was not scored: return trial.count(right), the number of right answers on the validation records"
+                )
+            found = trial.counted
+        return as_score(found)
+
+
+def as_score(found: Any) -> float:
+    """A score as a number; one that is none, or infinite, is the worst."""
+    try:
+        score = float(found)
+    except (TypeError, ValueError):
+        raise TrialFailed("a trial's score is no number: return a float, larger is better") from None
+    return score if math.isfinite(score) else WORST
+
+
+def steps_of(place: Path) -> int:
+    """The steps that a trial which is over has made."""
+    return check.integer("steps", reading.parsed_json(SCORE, (place / SCORE).read_bytes())["steps"], least=0)
+
+
+def _kept(place: Path) -> float | None:
+    """The score of a trial that is made."""
+    if not (place / SCORE).is_file():
+        return None
+    score = reading.parsed_json(SCORE, (place / SCORE).read_bytes())["score"]
+    return WORST if score is None else float(score)
+
+
+@contextmanager
+def _seeded(secret: Randomness) -> Iterator[None]:
+    """The generators that programs draw from begin alike whenever the trial is made; those of this process go on as they were."""
+    import torch
+
+    seed = int.from_bytes(secret.key("generators", 0, 8), "little") >> 1
+    kept, arrays = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(kept)
+            np.random.set_state(arrays)
