@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 RUN ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: setup train test test-all test-gpu mutants fuzz lint types bench docs wheel clean
+FLOWER := .venv-flower
+
+.PHONY: setup train test test-all test-gpu test-flower mutants fuzz lint types bench docs wheel clean
 
 setup: $(STAMP)
 
@@ -34,6 +36,17 @@ test-all: lint types
 
 test-gpu: setup
 	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py tests/training/test_mixing_cuda.py tests/training/test_spent.py
+
+# Flower needs older typer and rich than the suite has: its tests have an environment of their own.
+$(FLOWER)/.ready: pyproject.toml constraints.txt
+	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	grep -vE '^(typer|rich|packaging)==' constraints.txt > $(FLOWER)/constraints.txt
+	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check -c $(FLOWER)/constraints.txt "setuptools>=77" wheel torch pytest
+	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c $(FLOWER)/constraints.txt -e ".[flower]" "flwr[simulation]"
+	touch $(FLOWER)/.ready
+
+test-flower: $(FLOWER)/.ready
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/pytest -m "not gpu" tests/integrations/flower
 
 fuzz: setup
 	$(BIN)/python tests/fuzz/fuzzer.py commands --seed $(or $(SEED),1) --start $(or $(START),0) --count $(or $(COUNT),10000)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dpfy.core.ledger import Ledger
     from dpfy.core.unit import Adjacency, Unit
     from dpfy.data.given import lazy
+    from dpfy.data.owners import Users
     from dpfy.data.users import by_user
     from dpfy.gradients.engines.per_user import per_user, per_view
     from dpfy.gradients.inspect import inspect
@@ -53,6 +54,7 @@ _HOME = {
     "inspect": "dpfy.gradients.inspect",
     "lazy": "dpfy.data.given",
     "by_user": "dpfy.data.users",
+    "Users": "dpfy.data.owners",
     "per_user": "dpfy.gradients.engines.per_user",
     "per_view": "dpfy.gradients.engines.per_user",
     "Adjacency": "dpfy.core.unit",
@@ -109,6 +111,7 @@ __all__ = [
     "Unit",
     "Unsupported",
     "Update",
+    "Users",
     "World",
     "auto",
     "bandmf",

@@ -64,3 +64,12 @@ def test_a_mapped_file_of_20_gigabytes_trains_within_2_gibibytes(tmp_path: Path)
     )
     assert found["read_gigabytes"] > 4
     assert found["peak_gib"] + 2 * found["largest_worker_gib"] < 2
+
+
+def test_the_ranks_of_the_benchmark() -> None:
+    import distributed
+
+    with distributed.one_rank("gloo"):
+        row = distributed.alone(distributed.Shape(64, 1, 4, 8, tokens=16), "cpu", 4, 1)
+        assert row["private"]["fsdp"] > 0
+        assert row["not private"]["ddp"] > 0

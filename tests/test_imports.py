@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "dpfy"
 
 BELOW_PLAN = {"core", "accounting", "mechanisms", "sampling", "gradients", "noise"}
+ABOVE_PLAN = BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "statistics", "queries"}
 MAY_IMPORT = {
     "core": set(),
     "accounting": {"core"},
@@ -27,10 +28,14 @@ MAY_IMPORT = {
     "report": {"core", "accounting", "plan", "audit"},
     "runs": {"core", "report"},
     "queries": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
-    "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs"},
-    "integrations": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "statistics", "queries"},
-    "studies": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "statistics", "queries"},
-    "cli": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "studies", "statistics", "queries"},
+    "local": {"core", "accounting", "mechanisms", "report", "runs"},
+    "estimators": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
+    "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "local"},
+    "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
+    "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
+    "integrations": ABOVE_PLAN | {"federated", "tuning"},
+    "studies": ABOVE_PLAN | {"federated", "local", "estimators", "tuning"},
+    "cli": ABOVE_PLAN | {"studies", "federated", "local", "estimators", "tuning"},
 }
 """DESIGN's table; that training imports report is explained in docs/decisions.md."""
 

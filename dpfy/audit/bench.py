@@ -29,8 +29,10 @@ class Bug:
 
     `restored` gets (the saved noise state, a fresh one) when a correlated run resumes. `billed` is the adjacency whose curve is
     claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model. `after_error` is given a training whose step failed
-    behind its noise, `after_crash` the folder of a run that was killed, `after_entry` a training that has begun. `caught_by` names the
-    check that must catch it.
+    behind its noise, `after_crash` the folder of a run that was killed, `after_entry` a training that has begun. `scheme` is how
+    clients encode their vectors and add shares of noise, `aggregator` who sums them. `grouped` is how records lie by user, `cohort` how
+    updates of clients are taken. `protocol` is given a local protocol, `join` the function that makes one loss of a user's. `caught_by`
+    names the check that must catch it.
     """
 
     name: str
@@ -47,6 +49,12 @@ class Bug:
     after_error: Part = same
     after_crash: Part = same
     after_entry: Part = same
+    scheme: Part = same
+    aggregator: Part = same
+    grouped: Part = same
+    cohort: Part = same
+    protocol: Part = same
+    join: Part = same
 
 
 AS_SHIPPED = Bug("as shipped", "the code as it is", "")
@@ -95,6 +103,12 @@ class Bench(Protocol):
     def batches(self, bug: Bug, records: int, steps: int) -> NDArray[np.bool_]:
         """[steps, records]: who takes part when."""
 
+    def of_users(self, owners: NDArray[np.int64], most: int, bug: Bug, *, single: bool) -> Array:
+        """The sum, without noise, over all users of equal long records that `owners` own; or `single`, over all records that are used."""
+
+    def of_round(self, sent: dict[int, list[Array]], bug: Bug) -> Array:
+        """The sum of a round, without noise, in clip norms: the move of the model times the expected cohort. `sent`: by client."""
+
     def correlated(self, bug: Bug) -> Iterable[tuple[str, Array, Array]]:
         """For each correlated strategy: its noise as streamed through a resumption, and as its matrix says."""
 
@@ -112,6 +126,25 @@ class Bench(Protocol):
 
     def again(self, bug: Bug) -> Iterable[tuple[str, list[tuple[int, Array]]]]:
         """What is released, (step, noisy sum) in order, by a loop that goes on with other gradients after an error, and after a crash."""
+
+    def shared(self, bug: Bug, *, signal: bool) -> tuple[Any, Array, Array]:
+        """What is billed of a round of clients with noise in shares (`share`, `shares`); sums of rounds, on vectors of zero or not; the
+        true sums."""
+
+    def moved(self, bug: Bug) -> Iterable[tuple[str, float, int]]:
+        """For vectors of one client: how far its message moves with them, squared, and what is billed."""
+
+    def too_few(self, bug: Bug) -> tuple[int, int] | None:
+        """(survivors, billed) of a round with too few survivors, if it was released."""
+
+    def reports(self, bug: Bug) -> Iterable[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
+        """For each local protocol: name, claimed epsilon, and reports on two values, as numbers of what an attacker tells apart."""
+
+    def kept_answers(self, bug: Bug) -> tuple[float, NDArray[np.int64], NDArray[np.int64]]:
+        """The claimed epsilon of a protocol that keeps an answer, and guesses from many reports of devices with one value, and another."""
+
+    def users(self, rows: Array, owners: NDArray[np.int64], bug: Bug, *, noise: float, steps: int = 1) -> Array:
+        """Train on records of users with these gradients, all users in every batch; the noisy sums, [steps, parameters]."""
 
     def beside(self, bug: Bug) -> Iterable[tuple[str, int]]:
         """For each way to change a run from outside: how many steps it made after the change."""

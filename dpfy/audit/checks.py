@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfy.audit import whitebox
+from dpfy.audit import clients, owners, people, sums, whitebox
 from dpfy.audit.bench import Bench, Bug
 from dpfy.audit.families import ClaimedFamily
 from dpfy.core.errors import DpfyError
@@ -293,6 +293,10 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "tied weights": tied,
     "cancelling uses": cancelling,
     "batch statistics": batch_statistics,
+    **sums.CHECKS,
+    **owners.CHECKS,
+    **clients.CHECKS,
+    **people.CHECKS,
 }
 
 

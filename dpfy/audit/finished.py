@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpfy.audit import mechanism, one_run, plot, scores
+from dpfy.audit import cosines, mechanism, one_run, plot, power, scores
 from dpfy.audit.bounds import Scores, by_accuracy
 from dpfy.audit.families import ClaimedFamily, Family, GaussianFamily
 from dpfy.audit.verdict import LowerBound, Verdict
@@ -61,6 +61,24 @@ def of_stream(seen: Any, confidence: float) -> tuple[Verdict, list[LowerBound], 
     found = _one_run(values, seen.included, facts.delta, family, confidence)
     shape = dataclasses.asdict(mechanism.gaussian_shape(seen.alone, seen.scale))
     return verdict, found, Scores.of(values, seen.included), family, shape
+
+
+def of_people(seen: Any, claim: Claim, confidence: float) -> dict[str, Any]:
+    """Of canary users (`dpfy.training.user_audit.UsersSeen`): estimates from their cosines, and what so many canaries can find."""
+    final = cosines.estimate(seen.final[seen.included], cosines.by_chance(seen.dimension), claim.delta)
+    largest = cosines.estimate(seen.largest[seen.included], cosines.fitted(seen.largest[~seen.included]), claim.delta)
+    family, canaries = claim.family, len(seen.included)
+    allowed, half = ((1 + family.advantage(strength)) / 2 for strength in (1.0, 2.0))
+    caught = power.detection(canaries, half, allowed, confidence)
+    typical = by_accuracy(round(canaries * allowed), canaries, delta=claim.delta, family=family, confidence=confidence).epsilon
+    lines = [
+        f"estimate from cosines of canary users: {final.epsilon:.3f} from the final model, {largest.epsilon:.3f} from the largest of all "
+        "rounds (estimates, no bounds)",
+        f"power: {canaries} canary users certify about {typical:.3f} of a tight claim; half the noise would be found with probability "
+        f"{caught:.2f}",
+    ]
+    held = {"certifies_typically": typical, "finds_half_the_noise": caught}
+    return {"cosines": {"final": final.to_json(), "largest": largest.to_json()}, "power": held, "people": lines}
 
 
 def by_answers(

@@ -17,10 +17,13 @@ from dpfy.cli import (
     boundary,
     calibrate,
     compare,
+    compare_local,
     compare_mechanisms,
     compare_runs,
+    compare_users,
     derive,
     explore,
+    fit,
     init,
     inspect,
     ledger,
@@ -30,6 +33,7 @@ from dpfy.cli import (
     reproduce,
     sign,
     train,
+    tune,
     verify,
 )
 
@@ -39,7 +43,8 @@ Start with [b]dpfy train[/b]: it trains a private model on embedded data and lea
 [b]dpfy verify[/b]. [b]dpfy init[/b] drafts schema and job for a table of your own. Plan before you touch data with
 [b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b] (how much noise do I need?) and [b]dpfy explore[/b].
 Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b]; use the model with [b]dpfy predict[/b];
-[b]dpfy query[/b] asks private statistics of a table; [b]dpfy ledger[/b] shows what all runs on a data set have spent together.
+[b]dpfy query[/b] asks private statistics of a table, [b]dpfy fit[/b] fits classical learners to it; [b]dpfy ledger[/b] shows what
+all runs on a data set have spent together.
 Every verb takes --json and then prints one JSON object on standard output.
 """
 
@@ -57,6 +62,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("inspect")(inspect.inspect)
 app.command("predict")(predict.predict)
 app.command("query")(query.query)
+app.command("fit")(fit.fit)
 app.command("report")(report.report)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(audit.app, name="audit")
@@ -64,7 +70,10 @@ app.command("explore")(explore.explore)
 app.command("reproduce")(reproduce.reproduce)
 compare.app.command("runs")(compare_runs.runs)
 compare.app.command("mechanisms")(compare_mechanisms.mechanisms)
+compare.app.command("local")(compare_local.local)
+compare.app.command("users")(compare_users.users)
 app.add_typer(compare.app, name="compare")
+app.add_typer(tune.app, name="tune")
 
 
 def _version(asked: bool) -> None:

@@ -59,6 +59,46 @@ def mechanism(
     _end(answer, as_json, plot, (seen, family))
 
 
+@app.command("users")
+def users(
+    noise_multiplier: Annotated[float, typer.Option(help="Noise in units of the clip norm of a user.")] = 1.0,
+    sampling_rate: Annotated[float, typer.Option(help="Chance that a user is in a round.")] = 0.2,
+    steps: Annotated[int, typer.Option(help="Noisy rounds.")] = 20,
+    ordinary: Annotated[int, typer.Option("--users", help="Ordinary users.")] = 500,
+    canaries: Annotated[int, typer.Option(help="Canary users, each in by a fair coin.")] = 200,
+    records: Annotated[int, typer.Option(help="Records of each user.")] = 3,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Clients that send updates to a server, not users in one loop.")
+    ] = False,
+    delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
+    confidence: Confidence = 0.95,
+    insecure_seed: Annotated[int | None, typer.Option(help="Fix all randomness, for tests.")] = None,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Audit user-level training, or the rounds of a federation, in one run with canary users.
+
+    The claim is what the accountant gives for one user. The attacker sees every noisy sum; a second figure is the estimate from the
+    cosines of canary updates with the movement of the model (Andrew et al. 2023), which is no bound.
+    """
+    from dpfy.audit import finished
+    from dpfy.audit.families import ClaimedFamily
+    from dpfy.audit.whitebox import Claim, Observed
+    from dpfy.federated.audit import observe_rounds
+    from dpfy.federated.clients import CLIENT
+    from dpfy.training.audited import claimed_curve
+    from dpfy.training.user_audit import UserFacts, audited_users, by_records
+
+    _check(confidence, plot, canaries)
+    facts = UserFacts(noise_multiplier, ordinary, canaries, 1 if rounds else records, sampling_rate, steps, delta)
+    seen = audited_users(facts, observe_rounds if rounds else by_records(records), insecure_seed, CLIENT if rounds else None)
+    family = ClaimedFamily(claimed_curve(seen.plan))
+    claim = Claim(seen.plan.epsilon, delta, noise_multiplier, sampling_rate, family)
+    verdict, others, scores = finished.by_updates(Observed(seen.projections, seen.included), claim, confidence)
+    answer = finished.record(verdict, others, scores, family) | finished.of_people(seen, claim, confidence)
+    _end(answer | {"unit": seen.plan.recipe.unit.name}, as_json, plot, (scores, family))
+
+
 @app.command("train")
 def train(
     config: Annotated[Path | None, typer.Argument(help="Configuration (TOML) of the training.")] = None,
@@ -160,7 +200,7 @@ def selftest(
     import torch
 
     from dpfy.audit import selftest as suite
-    from dpfy.training.bench import TrainingBench
+    from dpfy.federated.bench import FederatedBench
 
     torch.set_num_threads(1)
 
@@ -170,7 +210,7 @@ def selftest(
         line = f"{'ok    ' if row.good else 'FAILED'} {row.bug.name}: {words} ({seconds:.1f} s)"
         print(line, file=sys.stderr) if as_json else say(line)
 
-    rows = suite.run(TrainingBench(), every=every, show=show)
+    rows = suite.run(FederatedBench(), every=every, show=show)
     good = all(row.good for row in rows)
     seconds = sum(sum(row.seconds.values()) for row in rows)
     summary = {"good": good, "bugs": len(rows) - 1, "seconds": round(seconds, 1), "rows": [row.to_json() for row in rows]}
@@ -200,6 +240,7 @@ def _end(answer: dict[str, Any], as_json: bool, plot: Path | None, picture: Any)
         save("--plot", plot, roc_svg(scores, family.tradeoff(family.claim), "attacker against the claimed trade-off"))
         answer = answer | {"plot": str(plot)}
     others = [f"  also: epsilon at least {other['epsilon_lower']:.3f} ({other['method']})" for other in answer["others"]]
+    others += [f"  {line}" for line in answer.get("people", [])]
     limits = [f"shows: {answer['shows']}.", f"does not show: {answer['does_not_show']}."]
     tell(answer, [answer["sentence"], *others, *limits], as_json=as_json)
     raise typer.Exit(1 if answer["violated"] else 0)

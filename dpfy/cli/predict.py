@@ -10,9 +10,12 @@ import typer
 
 from dpfy.cli.answer import one_line, tell
 
+ESTIMATOR = "estimator.safetensors"
+"""The file of a run of `dpfy fit`."""
+
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run of dpfy train.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run of dpfy train or dpfy fit.")],
     data: Annotated[
         Path, typer.Argument(help="Records: CSV or Parquet by the run's schema; for images and arrays NPZ, IDX or CSV.")
     ],
@@ -28,6 +31,9 @@ def predict(
     """
     from dpfy.training import predict as predictions
 
+    if (run / ESTIMATOR).is_file():
+        _by_estimator(run, data, out, as_json)
+        return
     found = predictions.predict(run, data)
     told = found.to_json() | {"run": str(run)}
     if out is not None:
@@ -40,3 +46,19 @@ def predict(
     if not as_json:
         print(predictions.NOTE, file=sys.stderr)
     tell(told, lines, as_json=as_json)
+
+
+def _by_estimator(run: Path, data: Path, out: Path | None, as_json: bool) -> None:
+    """The same for a run of `dpfy fit`."""
+    from dpfy.core.storage import write_atomically
+    from dpfy.estimators import job
+
+    told, rows = job.predicted(run, data)
+    if out is not None:
+        if out.exists():
+            from dpfy.core.errors import InvalidInput
+
+            raise InvalidInput("--out", str(out), "exists already; choose a new file")
+        write_atomically(out, ("\n".join(rows) + "\n").encode())
+        told, rows = told | {"out": str(out)}, [f"{len(rows) - 1} predictions: {out}"]
+    tell(told | {"run": str(run)}, rows, as_json=as_json)

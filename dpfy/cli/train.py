@@ -99,7 +99,7 @@ def train(
     flags = {
         "data.kind": data,
         "data.path": path,
-        "privacy.records": records if records is None or not records.isdecimal() else int(records),
+        "privacy.records": _count(records),
         "model.name": model,
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
@@ -115,6 +115,11 @@ def train(
         "ledger.budget_epsilon": budget_epsilon,
     }
     _train(config, out, flags, assignments or [], resume=resume, show=show_config, seed=insecure_seed, as_json=as_json)
+
+
+def _count(text: str | None) -> int | str | None:
+    """The number that a text is, if it is one that could count records; any other text is the configuration's to judge."""
+    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else text
 
 
 def _train(

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpfy.accounting.group import of_group
+from dpfy.core import events
 from dpfy.core.claim import BOUNDARIES, NO, YES, Assumption, Claim, Reserved
 from dpfy.core.codec import digest, number
-from dpfy.core.errors import Corrupt
+from dpfy.core.errors import Corrupt, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of, write_atomically
@@ -25,6 +27,8 @@ from dpfy.report.words import absent
 
 FORMAT = schema.FORMAT
 NAME = "privacy.json"
+WINDOWS = (2, 7, 30)
+"""Of how many windows of time together the guarantee is told, where one is the unit."""
 AUDIT_FILES = ("audit.json", "audit.svg", "canaries.npz")
 CONFIG = "config.toml"
 FIXED_SEED = "fixed for a test"
@@ -109,12 +113,13 @@ def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
         figures.curve(bill.event, bill.adjacency, bill.accountant), bill.accountant, ledger.adjacency, unit, first.trust, caveats
     )
     told = facts["sections"]
+    trains = trained(ledger, told) is not None
     return {
         "format": FORMAT,
-        "statement": _statement(whole, ledger, first.delta),
+        "statement": _statement(whole, ledger, first, trains),
         "guarantee": _headline(ledger, bill, first.trust),
-        "setting": {"model": first.trust, "words": words.SETTINGS[first.trust]},
-        "accesses": uses.table(ledger, bill, shared=any(reserved.shared for _, reserved in held)),
+        "setting": {"model": first.trust, "words": words.SETTINGS[first.trust], "trusted": first.trusted},
+        "accesses": uses.table(ledger, bill, shared=any(reserved.shared for _, reserved in held), trains=trains),
         "boundary": _boundary([reserved.claim for _, reserved in held]),
         "unit": words.unit_row(unit),
         "adjacency": {"name": ledger.adjacency.value, "meaning": words.adjacency_meaning(ledger.adjacency)},
@@ -124,7 +129,7 @@ def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
             "assumptions": [_noise(any(reserved.fixed_seed for _, reserved in held)).to_json()],
             "without_amplification": _without_amplification(ledger, bill),
         },
-        "formal": _formal(ledger, bill),
+        "formal": _formal(ledger, bill, told) | _windows(ledger, bill, [reserved.claim for _, reserved in held]),
         "tier": meaning.tier(epsilon, unit, ledger.adjacency),
         "attacker": meaning.attacker(figures.points(bill), unit),
         "delta": _delta(first.delta, next((r.claim.records for _, r in held if r.claim.records), None)),
@@ -193,14 +198,23 @@ ACCOUNTANTS = {
 }
 
 
-def _statement(whole: Guarantee, ledger: Ledger, delta: float) -> str:
+def trained(ledger: Ledger, told: Mapping[str, Any]) -> events.Event | None:
+    """Training alone: what is reserved for it, and what of a search is the training that it ends with; None where nothing is trained."""
+    own = [events.Repeated(permit.event, permit.uses) for permit in uses.of_kinds(ledger, "training")]
+    within = [reserved.claim.trained(told.get(name, {})) for name, reserved in reservations(ledger)]
+    found = [*own, *(event for event in within if event is not None)]
+    return events.Composed(tuple(found)) if found else None
+
+
+def _statement(whole: Guarantee, ledger: Ledger, first: Claim, trains: bool) -> str:
     """The guarantee in one sentence that names everything it pays for."""
-    kinds = list(dict.fromkeys(uses.kind_of(p) for p in ledger.permits()))
+    kinds = list(dict.fromkeys([*(["training"] if trains else []), *(uses.kind_of(p) for p in ledger.permits())]))
     named = [f"{kind} accesses" if kind == uses.OTHER else kind for kind in kinds]
     if "training" in named:
         others = [kind for kind in named if kind != "training"]
-        return whole.sentence(delta, f"Training with {', '.join(others)}" if others else "Training")
-    return whole.sentence(delta, f"What was released ({', '.join(named)})", "every release", "curator")
+        return whole.sentence(first.delta, f"Training with {', '.join(others)}" if others else "Training")
+    what = f"What was released ({', '.join(named)})"
+    return whole.sentence(first.delta, what, "every release", "curator", first.instead if len(kinds) == 1 else "")
 
 
 def _without_amplification(ledger: Ledger, bill: figures.Bill) -> dict[str, Any]:
@@ -214,11 +228,11 @@ def _without_amplification(ledger: Ledger, bill: figures.Bill) -> dict[str, Any]
     return {"epsilon": number(value), "delta": bill.delta, "words": known}
 
 
-def _formal(ledger: Ledger, bill: figures.Bill) -> dict[str, Any]:
+def _formal(ledger: Ledger, bill: figures.Bill, told: Mapping[str, Any]) -> dict[str, Any]:
     """The guarantee in every form: training alone, with tuning, as (epsilon, delta), rho-zCDP, mu-GDP and as a curve."""
     held: dict[str, Any] = {"training": absent("nothing was trained")}
-    if uses.of_kinds(ledger, "training"):
-        training = figures.epsilon(bill.of(uses.event_of_kinds(ledger, "training")))
+    if (alone := trained(ledger, told)) is not None:
+        training = figures.epsilon(bill.of(alone))
         held["training"] = {"epsilon": number(training), "delta": bill.delta}
     if uses.of_kinds(ledger, "tuning"):
         both = figures.epsilon(bill.of(uses.event_of_kinds(ledger, "training", "tuning")))
@@ -242,6 +256,23 @@ def _formal(ledger: Ledger, bill: figures.Bill) -> dict[str, Any]:
     curve = [{"epsilon": e, "delta": d} for e, d in figures.points(bill)]
     held["curve"] = curve or absent("epsilon is infinite")
     return held
+
+
+def _windows(ledger: Ledger, bill: figures.Bill, held: list[Claim]) -> dict[str, Any]:
+    """Where the unit is a window of a user's time: what holds for several of them together, and so for a user of so many."""
+    if ledger.unit.protects != "window":
+        return {}
+    said = f"all that a user contributed in so many windows of time, where one {ledger.unit.name} is the unit"
+    rows = []
+    try:
+        for claim in held:
+            claim.check_group(max(WINDOWS))
+        for size in WINDOWS:
+            epsilon = figures.epsilon(bill.of(of_group(bill.event, size)))
+            rows.append({"windows": size, "epsilon": number(epsilon)})
+    except Unsupported as problem:
+        return {"several_windows": absent(f"the guarantee of several windows together is not known: {problem}")}
+    return {"several_windows": {"words": said, "delta": bill.delta, "rows": rows}}
 
 
 def _delta(delta: float, records: int | None) -> dict[str, Any]:
@@ -301,3 +332,8 @@ def write_pages(folder: Path, card: dict[str, Any]) -> dict[str, str]:
 def section(card: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The first section of this kind; empty where there is none."""
     return next((dict(part) for part in card["sections"] if part["kind"] == kind), {})
+
+
+def trained_section(card: Mapping[str, Any]) -> dict[str, Any]:
+    """The section that tells how the released model was trained: of training, or of a search that ended with it; empty without one."""
+    return next((dict(part) for part in card["sections"] if part["kind"] == "training" or "mechanism" in part), {})

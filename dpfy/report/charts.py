@@ -136,3 +136,49 @@ def counts(title: str, rows: Sequence[Sequence[int]], across: str, down: str) ->
                     f'<text class="count" x="{x + cell / 2:.1f}" y="{centre + 4:.1f}" text-anchor="middle">{value}</text>'
                 )
     return "".join([*parts, "</svg>"])
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """One upright axis of a picture of parallel coordinates: what it is, and the words at its lower and upper end."""
+
+    label: str
+    low: str
+    high: str
+
+
+def parallel(title: str, axes: Sequence[Coordinate], rows: Sequence[tuple[Sequence[float | None], str]]) -> str:
+    """Parallel coordinates: each row is a line over all axes, its places from 0 (below) to 1, and the name of its colour.
+
+    A place that is None leaves the axis out. Rows that come later are drawn over those before them.
+    """
+    width = max(WIDTH, 90 * len(axes) + 60)
+    left, right, top, bottom = 46.0, width - 46.0, 30.0, HEIGHT - 34.0
+    across = [left + (right - left) * k / max(1, len(axes) - 1) for k in range(len(axes))]
+    head = f'<svg class="figure wide" role="img" viewBox="0 0 {width} {HEIGHT + 16}" aria-label="{escape(title, quote=True)}">'
+    parts = [head]
+    for x, axis in zip(across, axes, strict=True):
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
+        for y, text, kind in ((top - 8, axis.high, ""), (bottom + 16, axis.low, ""), (HEIGHT + 6, axis.label, "label")):
+            parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(_cut(text))}</text>')
+    for places, tone in rows:
+        at = [(x, bottom - p * (bottom - top)) for x, p in zip(across, places, strict=True) if p is not None]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in at)
+        parts.append(f'<polyline class="line {tone}" points="{path}"/>')
+    return "".join([*parts, "</svg>"])
+
+
+def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
+    """Horizontal bars from zero, each with its words before it and its number behind it; the third is the name of its colour."""
+    most, height = max((value for _, value, _ in rows), default=0) or 1, 34 * len(rows) + 8
+    parts = [f'<svg class="figure" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{escape(title, quote=True)}">']
+    for place, (label, value, tone) in enumerate(rows):
+        y, length = 4 + 34 * place, 170 * value / most
+        parts.append(f'<text x="150" y="{y + 17}" text-anchor="end">{escape(_cut(label, 22))}</text>')
+        parts.append(f'<rect class="bar {tone}" x="158" y="{y + 3}" width="{length:.1f}" height="20"/>')
+        parts.append(f'<text x="{164 + length:.1f}" y="{y + 17}">{value:.4g}</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def _cut(text: str, most: int = 16) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

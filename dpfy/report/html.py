@@ -60,7 +60,7 @@ def content(card: dict[str, Any], audit: dict[str, Any] | None) -> dict[str, Any
     """What every page shows: the card in its present layout, all assumptions in one list, and what an audit says."""
     card = first.raised(card)
     card = PRESENT | card | {"unit": {"protection_words": ""} | card["unit"]}
-    found, training = audit or card["audit"], [part for part in card["sections"] if part["kind"] == "training"]
+    found, training = audit or card["audit"], _trained(card)
     return {
         "card": card,
         "audit": found,
@@ -69,6 +69,11 @@ def content(card: dict[str, Any], audit: dict[str, Any] | None) -> dict[str, Any
         "utility": training[0]["utility"] if training else words.absent("nothing was trained"),
         "plain": PLAIN,
     }
+
+
+def _trained(card: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sections that tell how a model was trained: of training, or of a search that ended with it."""
+    return [part for part in card["sections"] if part["kind"] == "training" or "mechanism" in part]
 
 
 PLAIN = ("name", "kind", "purpose", "claim", "title", "words", "assumptions")
@@ -131,7 +136,8 @@ def figure(value: Any) -> str:
 def pictures(card: dict[str, Any], rows: list[dict[str, Any]], audit: dict[str, Any]) -> dict[str, Any]:
     """Every picture of the page as SVG, or a typed absence."""
     drawn = {"attacker": attack_picture(card, audit)}
-    for part in [part for part in card["sections"] if part["kind"] == "training"][:1]:
+    drawn |= {f"search {part['name']}": searched(part) for part in card["sections"] if "search" in part}
+    for part in _trained(card)[:1]:
         steps, confused = part["mechanism"]["steps"], part["confusion"]
         drawn |= {
             "epsilon": _over_steps(rows, "epsilon", "epsilon so far", "a", steps),
@@ -142,6 +148,37 @@ def pictures(card: dict[str, Any], rows: list[dict[str, Any]], audit: dict[str, 
             else charts.counts("Predicted against true class on test data", confused, "predicted", "true"),
         }
     return drawn
+
+
+def searched(part: dict[str, Any]) -> dict[str, Any]:
+    """The pictures of a search: the trials that may be shown over their settings, and its bill beside that of the run."""
+    bill, drawn = part.get("bill"), {"bill": words.absent("the run has a bill of its own"), "trials": _over_settings(part)}
+    if bill is not None:
+        both = [("training alone", bill["training_alone"], "a"), ("with the search", bill["with_the_search"], "b")]
+        rows = [row for row in both if not isinstance(row[1], str)]
+        drawn["bill"] = charts.bars("Epsilon of training alone, and with the search", rows)
+    return drawn
+
+
+def _over_settings(part: dict[str, Any]) -> Any:
+    """Parallel coordinates of the trials that may be shown, the selected one last and marked."""
+    axes = part["search"].get("axes", [])
+    trials = [row for row in part.get("trials", []) if len(row.get("at", [])) == len(axes)]
+    if not axes or not trials:
+        return words.absent("no trial may be shown")
+    scores = [row["score"] for row in trials if isinstance(row.get("score"), (int, float))]
+    low, high = (min(scores), max(scores)) if scores else (0.0, 0.0)
+    every = [charts.Coordinate(axis["name"], axis["low"], axis["high"]) for axis in axes]
+    every += [charts.Coordinate("score", figure(low), figure(high))] if high > low else []
+    lines = []
+    for row in sorted(trials, key=lambda row: bool(row.get("selected"))):
+        last = [_share(row.get("score"), low, high)] if high > low else []
+        lines.append(([*row["at"], *last], "chosen" if row.get("selected") else "faint"))
+    return charts.parallel("Trials that may be shown, over their settings", every, lines)
+
+
+def _share(score: Any, low: float, high: float) -> float | None:
+    return (score - low) / (high - low) if isinstance(score, (int, float)) else None
 
 
 def attack_picture(card: dict[str, Any], audit: dict[str, Any]) -> Any:

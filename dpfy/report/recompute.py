@@ -22,7 +22,7 @@ TOLERANCE = 1e-6
 APART = 1.05
 TIGHT = ("tight", "pld")
 PROSE = {"statement", "words", "meaning", "why", "sentences", "theorem", "assumed", "done", "released", "command", "absent", "warnings",
-         "protection_words", "sampling_words"}  # fmt: skip
+         "protection_words", "sampling_words", "trusted"}  # fmt: skip
 """Wording may change from version to version, numbers may not."""
 
 
@@ -156,10 +156,16 @@ def _claimed(ledger: Ledger, card: dict[str, Any]) -> dict[str, tuple[dict[str, 
     """Every epsilon of the card with the event it is about."""
     return {
         "guarantee": (card["guarantee"], ledger.event()),
-        "formal.training": (card["formal"]["training"], uses.event_of_kinds(ledger, "training")),
+        "formal.training": (card["formal"]["training"], _training(ledger, card)),
         "formal.with_tuning": (card["formal"]["with_tuning"], uses.event_of_kinds(ledger, "training", "tuning")),
         "accounting.without_amplification": (card["accounting"]["without_amplification"], figures.unsampled(ledger.event())),
     }
+
+
+def _training(ledger: Ledger, card: dict[str, Any]) -> events.Event:
+    """Training alone."""
+    told = {part["name"]: part for part in card.get("sections", ())}
+    return cards.trained(ledger, told) or events.Nothing()
 
 
 def _opinion(accountant: str, delta: float, event: events.Event, adjacency: Adjacency) -> tuple[str, float]:

@@ -34,10 +34,13 @@ def event_of_kinds(ledger: Ledger, *kinds: str) -> events.Event:
     return events.Composed(tuple(events.Repeated(p.event, p.uses) for p in of_kinds(ledger, *kinds)))
 
 
-def table(ledger: Ledger, bill: figures.Bill, *, shared: bool) -> dict[str, Any]:
-    """The uses covered, one row a reservation with its own epsilon, and those not covered, with the reason."""
+def table(ledger: Ledger, bill: figures.Bill, *, shared: bool, trains: bool = False) -> dict[str, Any]:
+    """The uses covered, one row a reservation with its own epsilon, and those not covered, with the reason.
+
+    `trains`: a reservation for something else, a search for settings, covers training too.
+    """
     permits = ledger.permits()
-    seen = {kind_of(p) for p in permits}
+    seen = {kind_of(p) for p in permits} | ({"training"} if trains else set())
     missing = [_missing(kind) for kind in FIRST if kind not in seen]
     return {"covered": [_row(p, bill) for p in permits], "not_covered": [*missing, _elsewhere(shared)]}
 

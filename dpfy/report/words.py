@@ -28,6 +28,8 @@ SETTINGS = {
     "central": "Central differential privacy: the data is gathered in one place, and whoever trains is trusted to hold it and to "
     "run the mechanism correctly. What is released from there on is protected.",
     "local": "Local differential privacy: every record is randomised before it leaves its owner; nobody else needs to be trusted.",
+    "shuffled": "The shuffle model: every record is randomised before it leaves its owner, and a shuffler hides whose each report is; the "
+    "guarantee is about what leaves the shuffler.",
     "distributed": "Distributed differential privacy: owners add their share of the noise and a secure sum hides the parts; no "
     "single party sees data without protection.",
 }
@@ -89,6 +91,13 @@ def unit_meaning(unit: Unit) -> str:
         )
     if unit.protects == "label":
         return "One label is the label of one record; the record's features are not protected."
+    if unit.most_records == 1 and unit.protects == "user":
+        return f"One {unit.name} is everything that it contributed, in however many records, and all of it is protected together."
+    if unit.protects == "window":
+        return (
+            f"One {unit.name} is what a user contributed within it, of which at most {unit.most_records:,} records are used at a time. "
+            "A user with several is protected for each of them alone; several together are stated among the formal guarantees."
+        )
     if unit.most_records == 1:
         return f"One {unit.name} owns one record of the training data, and that record is protected as a whole."
     return (

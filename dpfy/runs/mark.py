@@ -23,9 +23,19 @@ MADE = b"this run made its folder\n"
 HIDDEN = "checkpoint"
 CANARIES = "canaries.npz"
 UPDATES = "updates.f64"
+ROUND = "round.safetensors"
+"""The sum of a round of clients that cannot be asked again, until a checkpoint holds the step made of it."""
+ENCODED_HERE = "encoded-here"
+"""Says that a secure aggregation was simulated, and how: the server could see more than sums."""
+ASKED = "asked"
+"""The last round for which clients were asked for masked updates: they are not asked for it again."""
+POPULATION = "population.json"
+"""The names of the clients of a federation, in the order of their numbers."""
+SEARCH_LOG, SEARCH_TRIALS = "scores.jsonl", "trials"
+"""Scores of a search for settings, and the folders of its trials, which are destroyed whole."""
 SECRETS = (
-    "state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", "bound.json", UPDATES, "privacy.json",
-    "config.toml", "lock",
+    "state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", "bound.json", UPDATES, ROUND,
+    POPULATION, ENCODED_HERE, ASKED, SEARCH_LOG, "privacy.json", "config.toml", "lock",
 )  # fmt: skip
 """What a run keeps in checkpoint/, in the order in which it is destroyed. A new file there must be named here."""
 RANK_STATE = re.compile(r"rank[0-9]+-[0-9a-f]{16}\.safetensors")
@@ -77,6 +87,7 @@ class Mark:
         if not hidden.is_dir() or hidden.is_symlink():
             return
         self.erase_temporaries()
+        erase_folder(hidden / SEARCH_TRIALS)
         ranks = sorted(p.name for p in hidden.iterdir() if RANK_STATE.fullmatch(p.name))
         for name in (*ranks, *SECRETS):
             storage.erase(hidden / name)
@@ -111,12 +122,25 @@ class Mark:
             self.folder.rmdir()
 
 
+def erase_folder(folder: Path) -> None:
+    """Destroy a folder of secrets and all that is in it: files overwritten with zeros, links removed, not followed. Safe to repeat."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for found in list(folder.iterdir()):
+        if found.is_dir() and not found.is_symlink():
+            erase_folder(found)
+        else:
+            storage.erase(found)
+    folder.rmdir()
+    storage.sync_folder(folder.parent)
+
+
 def refuse_planted(folder: Path) -> None:
     """Refuse a run folder in which something lies that no run makes: links, pipes, devices; a checkpoint/ that is no folder."""
     hidden = folder / HIDDEN
     if os.path.lexists(hidden) and not stat.S_ISDIR(os.lstat(hidden).st_mode):
         raise InvalidInput("run", str(folder), f"{HIDDEN} is a link or a file; a run keeps its secrets in a folder of its own")
-    for found in [*folder.iterdir(), *(hidden.iterdir() if hidden.is_dir() else ())]:
+    for found in [*folder.iterdir(), *(hidden.rglob("*") if hidden.is_dir() else ())]:
         mode = os.lstat(found).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             name = str(found.relative_to(folder))

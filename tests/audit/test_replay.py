@@ -26,6 +26,7 @@ from dpfy.mechanisms.smooth import SmoothQuantile
 from dpfy.mechanisms.sparse import SparseVector
 from dpfy.mechanisms.staircase import Staircase
 from dpfy.mechanisms.tested import Near, ProposeTestRelease
+from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import Share
 from dpfy.statistics.columns import Table
@@ -170,7 +171,14 @@ def blocks(mechanism, ages):
     return mechanism.release(lambda rows: rows.mean(), np.array(ages, float), rehearsal(mechanism.event, 1), SECRET).value
 
 
+def votes(ages):
+    """Five voters, each of whom has a fifth of the people and votes by the sum of their ages."""
+    return np.bincount([sum(ages[k::5]) % 3 for k in range(5)], minlength=3)
+
+
 MECHANISMS = {
+    "GaussianArgmax": lambda ages: released(GaussianArgmax(4.0, 3), votes(ages), MOVED),
+    "GaussianThreshold": lambda ages: released(GaussianThreshold(4.0, 3.0), int(votes(ages).max())),
     "Laplace": lambda ages: released(Laplace(2.0), len(ages)),
     "Gaussian": lambda ages: released(Gaussian(2.0), np.bincount(ages, minlength=120), ONES),
     "DiscreteLaplace": lambda ages: released(DiscreteLaplace(0.5), np.bincount(ages, minlength=120), ONES),

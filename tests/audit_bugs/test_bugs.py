@@ -8,16 +8,16 @@ import torch
 from dpfy.audit import checks, selftest
 from dpfy.audit.bench import AS_SHIPPED
 from dpfy.audit.bugs import BUGS
-from dpfy.training.bench import TrainingBench
+from dpfy.federated.bench import FederatedBench
 
-LISTED = 24
+LISTED = 27
 
 
 @pytest.fixture(scope="module")
 def bench():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield TrainingBench()
+    yield FederatedBench()
     torch.set_num_threads(threads)
 
 

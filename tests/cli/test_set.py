@@ -23,6 +23,7 @@ from dpfy.training.config import SECTIONS
 CSV = ["data.kind=csv", "data.path=people.csv", "data.schema=people.toml"]
 IDX = ["data.kind=idx", "data.path=x", "data.labels_path=y", "data.classes=7"]
 NPZ = ["data.kind=npz", "data.path=x.npz", "data.classes=3"]
+USER = [*CSV, "data.user=person", "data.most_records=5"]
 GROUPS = ["training.clip=per-group", 'training.clip_prefixes=["a.", ""]', "training.clip_norms=[1, 0.5]"]
 BUDGET = ["ledger.path=all.jsonl", "ledger.budget_epsilon=8", "ledger.budget_delta=1e-6"]
 PHASES = ["training.noise_phases=[2, 1.5]", "training.phase_steps=[100, 20]"]
@@ -42,6 +43,11 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "data.test": (["data.test=withheld"], "withheld"),
     "data.user": ([*CSV, "data.user=true", "data.most_records=5"], "true"),
     "data.most_records": ([*CSV, "data.user=person", "data.most_records=5"], 5),
+    "data.pick": ([*USER, "data.pick=first"], "first"),
+    "data.user_loss": ([*USER, "data.user_loss=mean"], "mean"),
+    "data.draw": ([*USER, "data.draw=record"], "record"),
+    "data.time": ([*USER, "data.time=when", "data.window=day"], "when"),
+    "data.window": ([*USER, "data.time=when", "data.window=month"], "month"),
     "model.name": (['model.name="mlp"'], "mlp"),
     "model.hidden": (["model.name=mlp", "model.hidden=[64, 32]"], (64, 32)),
     "model.activation": (["model.name=lenet5", "model.activation=relu"], "relu"),
@@ -178,6 +184,11 @@ BAD = [
     (["data.most_records=3"], "data.user"),
     ([*CSV, "data.user=person", "data.most_records=3", "data.test=billed"], "public or withheld"),
     (["data.kind=digits", "data.user=p", "data.most_records=3"], "does not read it"),
+    (["data.kind=mnist", "data.user=p", "data.most_records=3"], "must be writer"),
+    ([*CSV, "data.draw=record"], "goes with data.user"),
+    ([*USER, "data.window=day"], "data.time"),
+    ([*USER, "data.time=when"], "data.window"),
+    ([*USER, "data.time=when", "data.window=hour"], "data.window"),
     (["ledger.budget_approximation=1e-7"], "goes with ledger.budget_epsilon"),
     ([*BUDGET, "ledger.budget_approximation=1e-5"], "must be less than delta"),
     (["privacy.group_size=0"], "privacy.group_size"),

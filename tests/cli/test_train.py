@@ -71,6 +71,7 @@ BAD = [
     (["--delta", 0], "privacy.delta"),
     (["--delta", 1], "privacy.delta"),
     (["--delta", "1e-3"], "below 1/records"),
+    (["--records", "9" * 5000], "privacy.records: got '999"),
     (["--batch-size", 5000], "batch_size"),
     (["--steps", 0], "training.steps"),
     (["--clip-norm", 0], "training.clip_norm"),
@@ -168,7 +169,7 @@ def test_a_folder_with_another_plan(capsys, tmp_path):
     flags = {"data.kind": "digits", "privacy.records": 1438, "privacy.delta": 1e-4, "training.steps": 5, "model.name": "linear"}
     settings = config.make({}, flags)
     plan = job.plan_of(settings)
-    RunFolder(job._run(settings, plan, tmp_path / "run", False, None), plan).close()
+    RunFolder(job.run_of(settings, plan, tmp_path / "run", False, None), plan).close()
     line = refused(capsys, "train", *FAST, "--out", tmp_path / "run", "--resume", "--epsilon", 1)
     assert "different plan" in line
     assert "resume it" in refused(
@@ -197,7 +198,7 @@ def test_resume_needs_no_arguments_but_the_folder(capsys, tmp_path):
     flags = {"data.kind": "digits", "privacy.records": 1438, "privacy.delta": 1e-4, "training.steps": 5, "model.name": "linear"}
     settings = config.make({}, flags)
     plan = job.plan_of(settings)
-    RunFolder(job._run(settings, plan, tmp_path / "run", False, None), plan).close()
+    RunFolder(job.run_of(settings, plan, tmp_path / "run", False, None), plan).close()
     status, out, _ = call(capsys, "train", "--resume", "--out", tmp_path / "run", "--json")
     assert status == 0
     assert json.loads(out)["steps"] == 5

@@ -48,8 +48,10 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("explore",): {"--port": "0"},
     ("reproduce",): {"--stored": ""},
     ("audit", "mechanism"): {"--canaries": "60", "--steps": "4"},
+    ("audit", "users"): {"--users": "20", "--canaries": "12", "--steps": "3"},
     ("audit", "run"): {},
     ("audit", "selftest"): {},
+    ("fit",): {"--schema": "schema.toml", "--estimator": "naive-bayes", "--epsilon": "1", "--out": "new"},
     ("sign",): {"--key": "key.pem"},
     ("ledger", "show"): {"--delta": "1e-6"},
     ("ledger", "budget"): {},
@@ -60,6 +62,7 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
 """A cheap setting of each verb that has one; a verb that is not here is called with hostile values alone."""
 GIVEN = {
     ("init",): ["data.csv"],
+    ("fit",): ["data.csv"],
     ("compare", "runs"): ["run", "other"],
     ("verify",): ["run"],
     ("report",): ["run"],

@@ -12,6 +12,7 @@ import os
 import resource
 import stat
 import sys
+import tempfile
 import time
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,6 +24,8 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.link", "os.symlink", "shutil.rmtree")
 LIBRARIES = ("matplotlib", "torchinductor")
 """Folders that libraries below make for themselves, once for all runs."""
+OWN = "/proc/self/clear_refs"
+"""Where a process sets its own high-water mark of memory back: no file."""
 LONG = 12
 """Steps beyond which a case is not trained: it was accepted, and that is all that was asked."""
 
@@ -30,8 +33,8 @@ LONG = 12
 class Guard:
     """Blocks and remembers every write outside the sandbox."""
 
-    def __init__(self, home: Path) -> None:
-        self.home, self.escapes = os.path.realpath(home), list[str]()
+    def __init__(self, *homes: Path) -> None:
+        self.homes, self.escapes = tuple(os.path.realpath(home) + os.sep for home in homes), list[str]()
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -53,7 +56,7 @@ class Guard:
             device = stat.S_ISCHR(os.stat(name).st_mode) or stat.S_ISFIFO(os.stat(name).st_mode)
         except (OSError, ValueError):
             device = False
-        return device or "\0" in name or self.inside(name) or any(word in name for word in LIBRARIES)
+        return device or name == OWN or "\0" in name or self.inside(name) or any(word in name for word in LIBRARIES)
 
     def inside(self, name: str) -> bool:
         """By the real place of its folder: a link in the sandbox that leads outside is outside."""
@@ -61,7 +64,7 @@ class Guard:
             real = os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
         except (OSError, ValueError):
             return True
-        return real.startswith(self.home + os.sep)
+        return real.startswith(self.homes)
 
     def block(self, event: str, path: object) -> None:
         self.escapes.append(f"{event} {path!r}")
@@ -136,7 +139,9 @@ def serve(home: Path, asked: int, answered: int) -> None:
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream.fileno(), number)
     peak = os.open("/proc/self/clear_refs", os.O_WRONLY)
-    guard = Guard(home)
+    scratch = tempfile.TemporaryDirectory(prefix="dpfy-fuzz-scratch-")
+    tempfile.tempdir = scratch.name
+    guard = Guard(home, Path(scratch.name))
     sys.addaudithook(guard)
     limit = memory("VmSize") + ROOM
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -153,7 +158,8 @@ def serve(home: Path, asked: int, answered: int) -> None:
             guard.escapes.clear()
             os.pwrite(peak, b"5", 0)
             found = run([str(a) for a in case["arguments"]], streams)
-            print(json.dumps(found | {"escapes": guard.escapes[:3]}), file=answers, flush=True)
+            left = [f"left in the temporary folder: {name}" for name in sorted(os.listdir(scratch.name))]
+            print(json.dumps(found | {"escapes": [*guard.escapes, *left][:3]}), file=answers, flush=True)
             os.chdir(home)
 
 

@@ -36,7 +36,14 @@ AREAS = (
     "layers",
     "lazy",
     "loops",
+    "shares",
+    "federated",
+    "local",
+    "flower",
+    "users",
 )
+FLOWER = "tests/integrations/flower"
+"""Tests that need Flower run in its environment: that of `make test-flower`, or the one whose Python DPFY_FLOWER_PYTHON names."""
 PATIENCE = 600
 """Seconds after which a mistake that makes the tests run for ever counts as noticed."""
 
@@ -74,6 +81,14 @@ def mutants() -> list[Mutant]:
     return [Mutant(**row | {"tests": tuple(row["tests"])}) for row in rows]
 
 
+def python_of(tests: tuple[str, ...]) -> str:
+    """The Python that has what these tests need; empty if there is none here."""
+    if not any(test.startswith(FLOWER) for test in tests):
+        return sys.executable
+    found = Path(os.environ.get("DPFY_FLOWER_PYTHON", ROOT / ".venv-flower" / "bin" / "python"))
+    return str(found) if found.is_file() else ""
+
+
 def examine(mutant: Mutant | None, tests: tuple[str, ...], jobs: int = 1) -> tuple[int, str]:
     """Run `tests` on a copy of the package with the mistake planted (none: as it is, and as long as it takes); the exit status and the
     end of the output."""
@@ -83,12 +98,13 @@ def examine(mutant: Mutant | None, tests: tuple[str, ...], jobs: int = 1) -> tup
             file = Path(folder) / mutant.file
             file.write_text(mutant.planted(file.read_text()))
         environment = os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        _require_copy(folder, environment)
+        python = python_of(tests)
+        _require_copy(folder, environment, python)
         if tests == ("selftest",):
-            command = [sys.executable, "-P", "-m", "dpfy", "audit", "selftest"]
+            command = [python, "-P", "-m", "dpfy", "audit", "selftest"]
         else:
-            command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-            command += ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+            command = [python, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+            command += ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 and python == sys.executable else []
         try:
             done = subprocess.run(
                 command,
@@ -104,9 +120,9 @@ def examine(mutant: Mutant | None, tests: tuple[str, ...], jobs: int = 1) -> tup
         return done.returncode, (done.stdout + done.stderr)[-2000:]
 
 
-def _require_copy(folder: str, environment: dict[str, str]) -> None:
+def _require_copy(folder: str, environment: dict[str, str], python: str) -> None:
     """The copy, and not the project's own package, is what gets imported: else every mistake would survive, or none."""
-    command = [sys.executable, "-P", "-c", "import dpfy; print(dpfy.__file__)"]
+    command = [python, "-P", "-c", "import dpfy; print(dpfy.__file__)"]
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
     if not found.startswith(folder):
         raise RuntimeError(f"the copy is not what is imported, but {found.strip() or 'nothing'}")
@@ -134,10 +150,15 @@ def main() -> int:
     if not picked:
         console.print(f"--only: got {chosen.only!r}; no mutant has such a name or area")
         return 2
-    everything = tuple(sorted({test for m in picked for test in m.tests if test != "selftest"}))
-    if everything and not chosen.known_good and (status := examine(None, everything, chosen.jobs))[0]:
-        console.print(f"the tests fail without any mistake planted:\n{status[1]}", markup=False)
-        return 2
+    if away := [m.name for m in picked if not python_of(m.tests)]:
+        console.print(f"left out, for their environment is not here (make test-flower): {', '.join(away)}", markup=False)
+        picked = [m for m in picked if m.name not in away]
+    everything = sorted({test for m in picked for test in m.tests if test != "selftest"})
+    for kind in {test.startswith(FLOWER) for test in everything}:
+        some = tuple(test for test in everything if test.startswith(FLOWER) == kind)
+        if not chosen.known_good and (status := examine(None, some, chosen.jobs))[0]:
+            console.print(f"the tests fail without any mistake planted:\n{status[1]}", markup=False)
+            return 2
     with ThreadPoolExecutor(chosen.jobs) as pool:
         outcomes = list(track(pool.map(judged, picked), total=len(picked), description="mistakes", console=console))
     bad = [o for o in outcomes if o.state != "killed"]

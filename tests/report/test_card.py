@@ -60,6 +60,7 @@ def walk(card, ledger, plan):
     # 1: the setting
     assert card["setting"]["model"] == "central"
     said(card["setting"]["words"])
+    assert "holds the data must be trusted" in card["setting"]["trusted"]
     # 2a: data accesses covered and not covered
     covered = card["accesses"]["covered"]
     assert [(row["name"], row["uses"]) for row in covered] == [(p.name, p.uses) for p in permits]
@@ -159,7 +160,7 @@ def test_every_form_states_every_item(made, name):
     from markupsafe import escape
 
     for statement in (
-        card["statement"], card["setting"]["words"], card["boundary"]["words"], trained(card)["released"],
+        card["statement"], card["setting"]["words"], card["setting"]["trusted"], card["boundary"]["words"], trained(card)["released"],
         card["unit"]["meaning"], card["adjacency"]["meaning"],
         trained(card)["theorem"], *card["attacker"]["sentences"], *card["warnings"], card["verification"]["words"],
         card["tier"]["why"],
@@ -337,6 +338,7 @@ def test_the_page_needs_nothing_else(made):
     assert page.count("<svg") >= 4
     assert "prefers-color-scheme: dark" in page
     assert "@media print" in page
+    assert "`" not in page
 
 
 def front_matter(text):

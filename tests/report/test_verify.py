@@ -122,6 +122,7 @@ def test_an_edited_claim_is_found_though_the_digest_fits(run, path, value, named
         (("sections", 0, "mechanism", "expected_batch"), 99.0, "mechanism.expected_batch"),
         (("warnings",), [], "warnings"),
         (("setting", "model"), "local", "setting.model"),
+        (("setting", "trusted"), "Nobody must be trusted.", "setting.trusted"),
     ],
     ids=lambda v: ".".join(map(str, v)) if isinstance(v, tuple) else None,
 )

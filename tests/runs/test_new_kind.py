@@ -8,13 +8,16 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import dpfy
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import events
+from dpfy.core.claim import register
 from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
@@ -60,6 +63,33 @@ def test_card_pages_and_verification(tmp_path):
         assert "A count" in text
         assert "how many" in text
     assert not (run / "checkpoint").exists()
+
+
+@dataclass(frozen=True)
+class Aggregated(LaplaceCount):
+    """A count that clients and a protocol make together."""
+
+    kind: ClassVar[str] = "aggregated-count"
+    trust: ClassVar[str] = "distributed"
+
+    @property
+    def trusted(self) -> str:
+        return f"The secure sum and at least {self.noise_multiplier:g} honest clients must be trusted."
+
+
+def test_a_claim_says_who_must_be_trusted(tmp_path):
+    """In one sentence of its own, on card and pages; and verification knows it."""
+    register(Aggregated)
+    run = count.run(Place(tmp_path / "run"), lambda: 37, Aggregated(2.0))
+    assert wrong(run) == []
+    card = json.loads((run / "privacy.json").read_text())
+    assert (card["guarantee"]["trust"], card["setting"]["model"]) == ("distributed", "distributed")
+    assert card["setting"]["trusted"] == "The secure sum and at least 2 honest clients must be trusted."
+    assert "no single party trusted" in card["statement"]
+    for page in ("report.html", "report.md"):
+        assert card["setting"]["trusted"] in (run / page).read_text()
+    with pytest.raises(InvalidInput, match="trust"):
+        RunFolder(Place(tmp_path / "both"), Aggregated(2.0), LaplaceCount(3.0, question="other")).__enter__()
 
 
 def test_a_pure_guarantee_can_be_stated(tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dpfy.audit.bench import Bug
-from dpfy.audit.bugs import claims, clipping, noise, sampling
+from dpfy.audit.bugs import claims, clients, clipping, local, noise, owners, sampling, shares, users
 
-BUGS: tuple[Bug, ...] = (*noise.BUGS, *clipping.BUGS, *sampling.BUGS, *claims.BUGS)
+PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS)
+BUGS: tuple[Bug, ...] = (*noise.BUGS, *clipping.BUGS, *sampling.BUGS, *claims.BUGS, *shares.BUGS, *PEOPLE)
 """All of them, in the order of the pipeline."""
