@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dpfy.queries.plan import Terms
     from dpfy.queries.run import query
     from dpfy.report.verify import verify
+    from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
+    from dpfy.synthetic.run import synthesize
     from dpfy.training.fit import Result, fit
     from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
@@ -74,6 +76,9 @@ _HOME = {
     "with_stopping": "dpfy.plan.recipe",
     "Terms": "dpfy.queries.plan",
     "query": "dpfy.queries.run",
+    "SynthesisOptions": "dpfy.synthetic.plan",
+    "SynthesisTerms": "dpfy.synthetic.plan",
+    "synthesize": "dpfy.synthetic.run",
     "verify": "dpfy.report.verify",
     "Plateau": "dpfy.training.plateau",
     "Result": "dpfy.training.fit",
@@ -107,6 +112,8 @@ __all__ = [
     "Run",
     "RunFolder",
     "Runtime",
+    "SynthesisOptions",
+    "SynthesisTerms",
     "Terms",
     "Unit",
     "Unsupported",
@@ -131,6 +138,7 @@ __all__ = [
     "query",
     "repair",
     "save_pretrained",
+    "synthesize",
     "verify",
     "with_stopping",
 ]

@@ -33,9 +33,10 @@ MAY_IMPORT = {
     "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "local"},
     "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
+    "synthetic": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},
-    "studies": ABOVE_PLAN | {"federated", "local", "estimators", "tuning"},
-    "cli": ABOVE_PLAN | {"studies", "federated", "local", "estimators", "tuning"},
+    "studies": ABOVE_PLAN | {"federated", "local", "estimators", "tuning", "synthetic"},
+    "cli": ABOVE_PLAN | {"studies", "federated", "local", "estimators", "tuning", "synthetic"},
 }
 """DESIGN's table; that training imports report is explained in docs/decisions.md."""
 

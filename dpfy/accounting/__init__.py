@@ -6,6 +6,7 @@ from math import isinf
 
 from dpfy.accounting import calibrate
 from dpfy.accounting.filters import RenyiFilter, RenyiOdometer
+from dpfy.accounting.gaussian_filter import GaussianFilter
 from dpfy.accounting.table import DEFAULT, TABLE, accountant
 from dpfy.core import check
 from dpfy.core.errors import DpfyError, InvalidInput
@@ -16,6 +17,7 @@ from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 __all__ = [
     "DEFAULT",
     "TABLE",
+    "GaussianFilter",
     "RenyiFilter",
     "RenyiOdometer",
     "accountant",

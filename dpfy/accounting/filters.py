@@ -20,12 +20,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Composed, Event
 from dpfy.core.unit import Adjacency
+
+if TYPE_CHECKING:
+    from dpfy.accounting.gaussian_filter import GaussianFilter
 
 GRID = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 36.0, 64.0, 128.0)
 """Orders that share half of delta; the other half goes to the order that suits the first event best."""
@@ -149,9 +152,12 @@ class RenyiOdometer:
         return [(favourite, half), *((order, half / len(GRID)) for order in GRID)]
 
 
-def from_json(terms: dict[str, Any]) -> RenyiFilter:
-    """The filter that `RenyiFilter.to_json` wrote."""
-    check.one_of("budget.kind", terms.get("kind"), [RenyiFilter.kind])
+def from_json(terms: dict[str, Any]) -> RenyiFilter | GaussianFilter:
+    """The filter that `to_json` wrote."""
+    from dpfy.accounting.gaussian_filter import GaussianFilter
+
+    if check.one_of("budget.kind", terms.get("kind"), [RenyiFilter.kind, GaussianFilter.kind]) == GaussianFilter.kind:
+        return GaussianFilter.from_json(terms)
     check.known_keys("budget", terms, ("kind", "epsilon", "delta", "approximation"))
     return RenyiFilter(terms["epsilon"], terms["delta"], terms.get("approximation", 0.0))
 

@@ -32,6 +32,7 @@ from dpfy.cli import (
     report,
     reproduce,
     sign,
+    synthesize,
     train,
     tune,
     verify,
@@ -43,8 +44,8 @@ Start with [b]dpfy train[/b]: it trains a private model on embedded data and lea
 [b]dpfy verify[/b]. [b]dpfy init[/b] drafts schema and job for a table of your own. Plan before you touch data with
 [b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b] (how much noise do I need?) and [b]dpfy explore[/b].
 Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b]; use the model with [b]dpfy predict[/b];
-[b]dpfy query[/b] asks private statistics of a table, [b]dpfy fit[/b] fits classical learners to it; [b]dpfy ledger[/b] shows what
-all runs on a data set have spent together.
+[b]dpfy query[/b] asks private statistics of a table, [b]dpfy fit[/b] fits classical learners to it, [b]dpfy synthesize[/b] makes
+a synthetic one; [b]dpfy ledger[/b] shows what all runs on a data set have spent together.
 Every verb takes --json and then prints one JSON object on standard output.
 """
 
@@ -66,6 +67,7 @@ app.command("fit")(fit.fit)
 app.command("report")(report.report)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(audit.app, name="audit")
+app.add_typer(synthesize.app, name="synthesize")
 app.command("explore")(explore.explore)
 app.command("reproduce")(reproduce.reproduce)
 compare.app.command("runs")(compare_runs.runs)

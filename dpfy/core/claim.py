@@ -198,6 +198,7 @@ HOMES = {
     "fit": "dpfy.estimators.claim",
     "tuning": "dpfy.tuning.claim",
     "public-tuning": "dpfy.tuning.claim",
+    "synthesis": "dpfy.synthetic.claim",
 }
 """Where the kinds that come with dpfy are defined."""
 

@@ -20,7 +20,7 @@ def read_csv(file: DataFile, least: int = 1) -> dict[str, list[str]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter_of(text), strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
-        _check_header(header, file)
+        check_header(header, file)
         rows = []
         for number, row in enumerate(reader, start=1):
             if len(row) != len(header):
@@ -53,13 +53,14 @@ def read_parquet(file: DataFile, least: int = 1) -> dict[str, list[object]]:
         raise Corrupt(file.name, "the Parquet file is damaged") from None
     if cells > MOST_CELLS:
         raise InvalidInput("data file", file.name, f"holds {cells} cells; at most {MOST_CELLS} can be read")
-    _check_header(names, file)
+    check_header(names, file)
     if table.num_rows < least:
         raise InvalidInput("data file", file.name, "must hold at least 1 row")
     return dict(zip(names, columns, strict=True))
 
 
-def _check_header(header: Sequence[str], file: DataFile) -> None:
+def check_header(header: Sequence[str], file: DataFile) -> None:
+    """Refuse a table without column names, or with one twice."""
     if not header:
         raise InvalidInput("data file", file.name, "must begin with a line of column names")
     for position, column in enumerate(header):

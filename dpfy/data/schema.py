@@ -23,6 +23,9 @@ A schema is TOML, one section per column of the file:
     [columns.id]
     ignore = true                       # must be in the file, is never read
 
+`dpfy synthesize` reads the same file, with more in it (`bins`, `required`, `ordered`, columns of kind date, `[[constraints]]`): see
+docs/synthetic.md. What only it needs is skipped here.
+
 A value "?" is a place that `dpfy init` left open: a schema with one is a draft, and is refused with all of them.
 """
 
@@ -107,6 +110,9 @@ class Label:
         object.__setattr__(self, "classes", _words(f"columns.{self.name}.classes", self.classes, least=2))
 
 
+SYNTHESIS = frozenset({"bins", "required", "ordered"})
+"""Keys of columns that are for synthetic tables alone."""
+
 KINDS: dict[str, tuple[type[Number] | type[Category] | type[Label], frozenset[str], frozenset[str]]] = {
     "number": (Number, frozenset({"range"}), frozenset({"scale", "transform", "fill"})),
     "category": (Category, frozenset({"categories"}), frozenset({"fill"})),
@@ -157,12 +163,19 @@ def parse_columns(text: str, name: str) -> tuple[list[Number | Category | Label]
     return built, ignored, missing
 
 
+def sections(text: str, name: str) -> tuple[dict[str, Any], tuple[str, ...], Any]:
+    """The columns of a schema as they are written, none of them open; how a missing cell is written; and the constraints."""
+    columns, missing = _read(text, name)
+    problems.raise_all(_draft(name, columns))
+    return columns, missing, reading.parsed_toml("schema", name, text).get("constraints", [])
+
+
 def _read(text: str, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     try:
         document = reading.parsed_toml("schema", name, text)
     except InvalidInput as problem:
         raise Corrupt(name, f"not valid TOML: {problem.rule}".replace("\n", " ")) from None
-    check.known_keys("", document, {"columns", "missing"})
+    check.known_keys("", document, {"columns", "missing", "constraints"})
     columns = document.get("columns")
     if not isinstance(columns, dict) or not columns:
         raise InvalidInput("columns", columns, f"{name} must describe at least one column as [columns.NAME]")
@@ -234,10 +247,10 @@ def _is_ignored(column: str, entry: object) -> bool:
 
 def _column(column: str, entry: Mapping[str, object]) -> Number | Category | Label:
     kind, required, optional = KINDS[check.one_of(f"columns.{column}.kind", entry.get("kind"), KINDS)]
-    check.known_keys(f"columns.{column}", entry, required | optional | {"kind"})
+    check.known_keys(f"columns.{column}", entry, required | optional | {"kind"} | SYNTHESIS)
     for key in sorted(required - set(entry)):
         raise InvalidInput(f"columns.{column}.{key}", None, f"must be given for a {entry['kind']}")
-    fields = {key: value for key, value in entry.items() if key != "kind"}
+    fields = {key: value for key, value in entry.items() if key != "kind" and key not in SYNTHESIS}
     return kind(column, **fields)  # type: ignore[arg-type]
 
 

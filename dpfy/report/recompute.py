@@ -170,11 +170,18 @@ def _training(ledger: Ledger, card: dict[str, Any]) -> events.Event:
 
 def _opinion(accountant: str, delta: float, event: events.Event, adjacency: Adjacency) -> tuple[str, float]:
     if accountant in TIGHT:
-        return "rdp", _peer("rdp", event, adjacency, delta)
+        return "rdp", _peer("rdp", _known(event), adjacency, delta)
     try:
         return "pld", _peer("pld", event, adjacency, delta)
     except Unsupported:
         return "rdp", _peer("rdp", event, adjacency, delta)
+
+
+def _known(event: events.Event) -> events.Event:
+    """The event with choices as what dp-accounting knows of them: losses in an interval of length e are e^2 / 8-zCDP, which is no less."""
+    leaves = [(events.Zcdp(e.epsilon**2 / 8) if isinstance(e, events.BoundedRange) else e, n) for e, n in events.flatten(event)]
+    chosen = any(isinstance(leaf, events.BoundedRange) for leaf, _ in events.flatten(event))
+    return events.Composed(tuple(events.Repeated(leaf, count) for leaf, count in leaves)) if chosen else event
 
 
 def _contradicts(accountant: str, name: str, stated: float, second: float) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from dpfy import accounting
 from dpfy.accounting.filters import RenyiFilter
+from dpfy.accounting.gaussian_filter import GaussianFilter
 from dpfy.core import check, events
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
@@ -22,6 +23,7 @@ from dpfy.core.unit import Adjacency
 from dpfy.report.uses import kind_of
 from dpfy.report.words import absent, event_words
 
+Filter = RenyiFilter | GaussianFilter
 ROUTES = (accounting.DEFAULT, "rdp", "monte-carlo")
 """Accountants, asked in this order for a release that the ones before have no bound for."""
 WORK = 250
@@ -88,7 +90,7 @@ class Entry:
 class Allowance:
     """A budget, and what the filter that keeps it counts as spent."""
 
-    budget: RenyiFilter | None
+    budget: Filter | None
     spent: Figure
 
     @property
@@ -178,7 +180,7 @@ def allowance(ledger: Ledger) -> Allowance:
     return Allowance(budget, spent)
 
 
-def budget_of(ledger: Ledger) -> RenyiFilter | None:
+def budget_of(ledger: Ledger) -> Filter | None:
     """The budget with which a ledger was made."""
     try:
         return None if ledger.terms is None else accounting.filters.from_json(ledger.terms)
@@ -186,7 +188,7 @@ def budget_of(ledger: Ledger) -> RenyiFilter | None:
         raise Corrupt(ledger.path.name, f"holds a budget that cannot be read ({problem})") from None
 
 
-def _delta(ledger: Ledger, budget: RenyiFilter | None, given: float | None) -> tuple[float, str]:
+def _delta(ledger: Ledger, budget: Filter | None, given: float | None) -> tuple[float, str]:
     if given is not None:
         return 0.0 if given == 0 else check.delta("--delta", given), GIVEN
     if budget is not None:
@@ -230,10 +232,10 @@ def _epsilon(spent: Iterable[events.Event], adjacency: Adjacency, delta: float) 
     return Figure(None, why="; ".join(reasons))
 
 
-def _counted(budget: RenyiFilter, spent: list[events.Event], ledger: Ledger) -> Figure:
+def _counted(budget: Filter, spent: list[events.Event], ledger: Ledger) -> Figure:
     """What the filter of a budget counts."""
     try:
-        return Figure(budget.spent_epsilon(spent, ledger.adjacency, ledger.first), "renyi filter")
+        return Figure(budget.spent_epsilon(spent, ledger.adjacency, ledger.first), f"{budget.kind} filter")
     except (DpfyError, ArithmeticError) as problem:
         return Figure(None, why=f"the budget's filter: {problem}")
 

@@ -1,0 +1,216 @@
+"""`dpfy synthesize`: a private synthetic table; and how good it is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dpfy.cli.answer import tell
+from dpfy.cli.interrupt import resumable
+
+DEFAULT = "table"
+
+
+class Group(TyperGroup):
+    """A group whose first word, if it is the name of no verb, is the argument of the default one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever, with the default verb put in."""
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = [DEFAULT, *args]
+        return list(super().parse_args(ctx, args))
+
+
+app = typer.Typer(
+    name="synthesize",
+    help="Make a private synthetic table: dpfy synthesize people.csv --schema s.toml --epsilon 1. Everybody's tools work on it, and it "
+    "costs what it costs once. [b]dpfy synthesize table --help[/b] says how; [b]dpfy synthesize evaluate[/b] says how good a table is.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    cls=Group,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
+    return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
+
+
+@app.command(DEFAULT)
+def table(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="The private table: CSV or Parquet, of any size.", show_default=False)
+    ],
+    schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
+    epsilon: Annotated[float, _option("What the whole table may cost.")],
+    out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
+    delta: Annotated[float, typer.Option(help="Delta.")] = 1e-9,
+    method: Annotated[str, typer.Option(help="aim, mst, mwem, privbayes, independent or rap.")] = "aim",
+    workload: Annotated[
+        str | None, _option("What matters: 2 or 3 for all pairs or triples, or marginals: age,sex;job,income.")
+    ] = None,
+    target: Annotated[str | None, _option("A column to be predicted: what goes with it matters more.")] = None,
+    rows: Annotated[int | None, _option("Rows to make (default: as many as there seem to be).")] = None,
+    public: Annotated[str | None, _option("A public table of the same schema, to start from.")] = None,
+    model_size: Annotated[float | None, _option("Most megabytes of the model's tables (default: 8).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: give the same options again.")] = False,
+    ledger: Annotated[Path | None, _option("Ledger of the data set, over all its releases.")] = None,
+    user: Annotated[str | None, _option("Column that says whose a record is.")] = None,
+    most_records: Annotated[int | None, _option("Most records of one user that are used.")] = None,
+    records: Annotated[int | None, _option("Public number of records: protects replacing one.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    insecure_seed: Annotated[int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a synthetic table, and leave a run folder that anyone can verify.
+
+    dpfy synthesize people.csv --schema people.toml --epsilon 1 --out runs/synthetic
+
+    The table is runs/synthetic/synthetic.csv. Columns, ranges, bins, categories and constraints come from the schema, never from the
+    data. Marginals are chosen, measured with noise and fitted; rows are drawn from what was fitted. The number of rows is that of what
+    was measured, or --rows. How far the table is from the records is measured too, with noise, and stands on the card.
+
+    Methods: aim (best, adaptive), mst (fast, for many columns), mwem, privbayes, independent, rap.
+    """
+    from dpfy.core import check
+    from dpfy.core.errors import InvalidInput
+    from dpfy.runs.folder import Place, ended, fresh_path
+    from dpfy.runs.mark import Mark
+    from dpfy.synthetic.plan import MODEL_CELLS, SynthesisOptions, SynthesisTerms
+    from dpfy.synthetic.run import synthesize
+
+    if resume and out is None:
+        raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
+    out = out or fresh_path()
+    if resume and Mark.find(out) is None and not ended(out):
+        raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
+    terms = SynthesisTerms(epsilon, delta, user, most_records, records)
+    cells = MODEL_CELLS if model_size is None else max(1, int(check.positive("--model-size", model_size) * 2**17))
+    options = SynthesisOptions(method, _workload(workload), target, rows, cells, device)
+    asked = {"method": method, "epsilon": epsilon, "delta": delta, "workload": workload, "target": target, "rows": rows}
+    asked |= {"model_size": model_size, "user": user, "most_records": most_records, "records": records, "device": device}
+    private = {"schema": schema, "public": public, "ledger": None if ledger is None else str(ledger)}
+    stated = (
+        ()
+        if public is None
+        else (
+            {
+                "data": Path(public).name[:80] or "a table",
+                "used_for": "the start of the model",
+                "provenance": "as given by --public",
+            },
+        )
+    )
+    place = Place(
+        out,
+        resume,
+        ledger,
+        seed=insecure_seed,
+        config=(_toml(asked), _toml(asked | private | {"data": data})),
+        public_data=stated,
+    )
+    with resumable(out, _again(data, asked | private)), _bar() as progress:
+        made = synthesize(data, schema=schema, terms=terms, run=place, options=options, public=public, progress=progress)
+    tell(made.to_json(), _lines(made), as_json=as_json)
+
+
+@app.command("evaluate")
+def evaluate(
+    real: Annotated[str, typer.Argument(metavar="REAL", help="Real records: CSV or Parquet.", show_default=False)],
+    synthetic: Annotated[str, typer.Argument(metavar="SYNTHETIC", help="The synthetic table.", show_default=False)],
+    schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
+    target: Annotated[str | None, _option("Column that learners predict.")] = None,
+    holdout: Annotated[str | None, _option("Real records that the table was not made from.")] = None,
+    degree: Annotated[int, typer.Option(help="Marginals of up to so many columns.")] = 3,
+    public: Annotated[bool, typer.Option("--public", help="The real records are public: figures may be published.")] = False,
+    out: Annotated[Path | None, _option("Write a page with figures here (HTML).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a synthetic table with real records: marginals, correlations, learners, closeness.
+
+    Unless the real records are public (--public), what is printed is NOT private: it was computed without noise.
+    """
+    from dpfy.cli.target import PAGE, save
+    from dpfy.cli.target import target as place
+    from dpfy.core import check
+    from dpfy.synthetic.evaluate import evaluate as compared
+    from dpfy.synthetic.evaluate import lines
+    from dpfy.synthetic.page import page
+
+    check.integer("--degree", degree, most=3)
+    if out is not None:
+        place("--out", out, PAGE)
+    with _status() as show:
+        found = compared(
+            real, synthetic, schema=schema, target=target, holdout=holdout, public=public, degree=degree, progress=show
+        ).to_json()
+    if out is not None:
+        save("--out", out, page(found).encode())
+    tell(found, lines(found), as_json=as_json)
+
+
+def _workload(text: str | None) -> Any:
+    """A number, or marginals separated by semicolons, each of columns separated by commas."""
+    if text is None:
+        return None
+    if text.strip().isdigit():
+        return int(text)
+    return [[name.strip() for name in part.split(",")] for part in text.split(";") if part.strip()]
+
+
+def _toml(fields: dict[str, Any]) -> str:
+    """Strings and numbers as TOML."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
+
+
+def _again(data: str, fields: dict[str, Any]) -> str:
+    """The command that asks the same again."""
+    flags = [(f"--{key.replace('_', '-')}", value) for key, value in fields.items() if value is not None]
+    return shlex.join(["dpfy", "synthesize", data, *(str(word) for flag in flags for word in flag)])
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    """What is being done, and how much of the budget is spent, on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}% of the budget"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        bar = shown.add_task("planning", total=1.0)
+        yield lambda what, share: shown.update(bar, description=what.replace("[", "\\[")[:60], completed=share)
+
+
+@contextmanager
+def _status() -> Iterator[Any]:
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading") as shown:
+        yield lambda what: shown.update(what)
+
+
+def _lines(made: Any) -> list[str]:
+    found = made.facts
+    lines = [
+        f"{found['rows']} rows of {len(found['columns'])} columns: {made.table}",
+        f"{found['measured']} marginals were measured ({found['method']})",
+    ]
+    for degree, held in found["error"].items():
+        lines.append(
+            f"marginals of {degree}: off by {held['mean_l1']:.4f} in L1 on average "
+            f"(standard error {held['standard_error']:.1g}; {held['marginals']} of them)"
+        )
+    return [*lines, "", made.card["statement"], f"check it: dpfy verify {made.run}"]

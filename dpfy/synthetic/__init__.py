@@ -1,0 +1,1 @@
+"""Private synthetic tables: a public domain, noisy marginals, a distribution that agrees with them, rows drawn from it."""

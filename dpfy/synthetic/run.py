@@ -1,0 +1,244 @@
+"""A synthetic table, from what is asked to the run folder: plan, reserve, count, measure, draw, card. In this order."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import dpfy
+from dpfy.core import reading
+from dpfy.core.errors import InvalidInput
+from dpfy.report import card
+from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.synthetic.claim import DEGREES, FACTS, MEASUREMENTS, TABLE
+from dpfy.synthetic.columns import Codes
+from dpfy.synthetic.constraints import within_bins
+from dpfy.synthetic.counts import Marginals, count
+from dpfy.synthetic.domain import Domain
+from dpfy.synthetic.estimate import MEAN
+from dpfy.synthetic.meter import Meter
+from dpfy.synthetic.plan import DEFAULTS, Plan, SynthesisOptions, SynthesisTerms, plan
+from dpfy.synthetic.rows import table_of
+from dpfy.synthetic.start import public_potentials
+from dpfy.synthetic.task import Model, Progress, Task, nothing_to_show
+
+CHUNK = 1 << 16
+"""Rows that are written at a time."""
+SURE = 0.95
+SHOWN = 40
+"""Measured marginals that the card lists; all are in synthesis.json."""
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """What a synthesis leaves: a run folder with the table, what was measured, and the card."""
+
+    run: Path
+    facts: dict[str, Any]
+    card: dict[str, Any]
+
+    @property
+    def table(self) -> Path:
+        """The synthetic table."""
+        return self.run / TABLE
+
+    def to_json(self) -> dict[str, Any]:
+        """What was made, and what it costs."""
+        stated = self.card["guarantee"]
+        made = {key: self.facts[key] for key in ("method", "rows", "columns", "measured", "error")}
+        return {
+            "run": str(self.run),
+            "table": str(self.table),
+            **made,
+            **{key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")},
+            "statement": self.card["statement"],
+        }
+
+
+def synthesize(
+    data: Any,
+    *,
+    schema: Domain | str | Path,
+    terms: SynthesisTerms,
+    run: Place | str | Path,
+    options: SynthesisOptions = DEFAULTS,
+    public: Any = None,
+    progress: Progress = nothing_to_show,
+) -> Synthetic:
+    """A synthetic table of private records, in a run folder that anyone can verify.
+
+    `data` is a CSV or Parquet file of any size, a table, or arrays by column; `schema` a TOML file, the name of a packaged one, or a
+    domain; `public` a public table of the same schema to start from.
+
+    Guarantees: everything that can be refused for a public reason is, and the price is computed and reserved, before `data` is opened. A
+    synthesis that is refused spends nothing and leaves no folder. A process killed at any moment goes on to the same bits.
+    """
+    progress("planning", 0.0)
+    made = plan(Domain.given(schema), terms, options)
+    return execute(data, made, run if isinstance(run, Place) else Place(run), public, progress)
+
+
+def execute(data: Any, made: Plan, place: Place, public: Any = None, progress: Progress = nothing_to_show) -> Synthetic:
+    """The synthesis of a plan."""
+    if complete(place, made.claim):
+        return finished(Path(place.path))
+    options = made.options
+    start = () if public is None else public_potentials(public, made.domain, options.most_cells)
+    with RunFolder(place, made.claim) as folder, _one_thread():
+        progress("counting", 0.0)
+        marginals = count(data, made.domain, made.weights, made.terms.owners)
+        _check_records(marginals, made.terms)
+        folder.bind("counts", marginals.fingerprint())
+        name = made.claim.name
+        meter = Meter(made.claim, marginals, folder.begin(name), folder.randomness, folder.bind)
+        task = Task(made.domain, made.weights, meter, options.most_cells, made.terms.records, options.device, progress, start)
+        model = made.method.rule(task, made.method)
+        progress("drawing rows", 1.0)
+        codes = _allowed(made.domain, model, options.rows or max(1, round(model.total)), folder)
+        facts = _facts(made, meter, model, codes) | {"error": errors(meter, codes, model.total)}
+        folder.write(TABLE, _written(made.domain, codes, folder))
+        folder.write(MEASUREMENTS, _kept(meter))
+        folder.write(FACTS, json.dumps(facts, indent=1).encode())
+        folder.tell(name, **_told(facts))
+        seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
+        about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
+        folder.finish(card.Facts(about, releases=made.claim.releases))
+    return finished(Path(place.path))
+
+
+def finished(path: Path) -> Synthetic:
+    """A finished synthesis."""
+    facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
+    return Synthetic(path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME)))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums of floats depend on the number of threads: with one, a run that is resumed computes the same."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _check_records(marginals: Marginals, terms: SynthesisTerms) -> None:
+    if terms.records not in (None, marginals.records):
+        rule = "is not the number of records in the data, which must be public to be given"
+        raise InvalidInput("records", terms.records, rule)
+
+
+def _allowed(domain: Domain, model: Model, count_: int, folder: RunFolder) -> Codes:
+    """Rows of the model that obey the constraints: those that rounding let through are left out."""
+    codes = model.rows(count_, folder.randomness.generator("synthetic rows", 0))
+    keep = np.ones(len(codes), bool)
+    for rule in domain.constraints:
+        keep &= rule.allowed(domain.columns)[tuple(codes[:, number] for number in rule.clique)]
+    return codes[keep]
+
+
+def _written(domain: Domain, codes: Codes, folder: RunFolder) -> bytes:
+    """The table as CSV."""
+    whole = io.StringIO()
+    whole.write(_line(domain.names))
+    for number, start in enumerate(range(0, len(codes), CHUNK)):
+        rng = folder.randomness.generator("synthetic values", number)
+        columns = within_bins(domain.columns, domain.constraints, codes[start : start + CHUNK], rng)
+        safe = [[_cell(text) for text in column] for column in columns]
+        whole.writelines(",".join(row) + "\n" for row in zip(*safe, strict=True))
+    return whole.getvalue().encode()
+
+
+def _cell(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n\r;\t') else text
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return ",".join(_cell(text) for text in cells) + "\n"
+
+
+def _kept(meter: Meter) -> bytes:
+    """What was measured, for whoever wants to fit another model to it."""
+    from safetensors.torch import save
+
+    held = {f"{step:04d}": m.values.contiguous() for step, m in enumerate(meter.released)}
+    about = [{"columns": list(m.clique), "deviation": m.deviation} for m in meter.released]
+    return save(held, {"measurements": json.dumps(about)})
+
+
+def _facts(made: Plan, meter: Meter, model: Model, codes: Codes) -> dict[str, Any]:
+    """What may be published about the synthesis: all of it follows from what was released."""
+    measured = [_measured(made.domain, m, codes) for m in meter.released]
+    return {
+        "method": made.method.words,
+        "rows": len(codes),
+        "columns": list(made.domain.names),
+        "records_estimated": round(model.total, 1),
+        "measured": len(measured),
+        "choices_made": made.claim.choices - meter.choices,
+        "model": dict(model.facts()),
+        "marginals": measured,
+    }
+
+
+def _measured(domain: Domain, measurement: Any, codes: Codes) -> dict[str, Any]:
+    """A marginal that was measured: how noisy, and how far the table can be from the records, at most, in 95 of 100 runs.
+
+    |x - t| <= |y - t| + |y - x| for the counts x, the noisy counts y and the table's t; the L1 norm of Gaussian noise on n cells exceeds
+    its mean by s with a chance of at most exp(-s^2 / (2 n deviation^2)), being sqrt(n)-Lipschitz.
+    """
+    cells, deviation = measurement.values.numel(), measurement.deviation
+    noise = deviation * (MEAN * cells + math.sqrt(2 * cells * math.log(1 / (1 - SURE))))
+    values = measurement.values.cpu().numpy()
+    whole = max(float(values.sum()), 1.0)
+    table = table_of(codes, measurement.clique, values.shape) * (whole / max(len(codes), 1))
+    seen = float(np.abs(values - table).sum())
+    return {
+        "columns": [domain.names[v] for v in measurement.clique],
+        "deviation": deviation,
+        "cells": cells,
+        "off_by_at_most": round(min(2.0, (seen + noise) / whole), 4),
+    }
+
+
+def errors(meter: Meter, codes: Codes, total: float) -> dict[str, Any]:
+    """How far the table is from the records, measured: the mean L1 distance of shares, for marginals of one, two and three columns.
+
+    A record changes the distance of counts by at most 1 in every marginal, so their mean by at most 1. Marginals that were not counted,
+    being too large, are not in it.
+    """
+    domain, tables, found = meter.marginals.domain, meter.marginals.tables, {}
+    for degree in range(1, DEGREES + 1):
+        cliques = [clique for clique in tables if len(clique) == degree]
+        if not cliques:
+            continue
+        scale = total / max(len(codes), 1)
+        apart = [float(np.abs(tables[c] - table_of(codes, c, domain.shape(c)) * scale).sum()) for c in cliques]
+        value, deviation = meter.number(sum(apart) / len(apart), Fraction(1, DEGREES - degree + 1))
+        found[str(degree)] = {
+            "marginals": len(cliques),
+            "mean_l1": round(min(max(value / total, 0.0), 2.0), 5),
+            "standard_error": deviation / total,
+        }
+    return found
+
+
+def _told(facts: dict[str, Any]) -> dict[str, Any]:
+    """The part of the facts that the card repeats."""
+    shown = [f"{' x '.join(m['columns'])} (noise {m['deviation']:.3g})" for m in facts["marginals"][:SHOWN]]
+    safe = "; ".join("".join(c if c.isprintable() else "?" for c in text) for text in shown)
+    apart = [f"{held['mean_l1']:.4f} for {degree} (+- {held['standard_error']:.1g})" for degree, held in facts["error"].items()]
+    told = {"rows": facts["rows"], "measured": facts["measured"], "marginals": safe, "table": TABLE}
+    return told | {"mean_l1_of_marginals_by_columns": "; ".join(apart)}
