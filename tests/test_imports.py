@@ -30,13 +30,14 @@ MAY_IMPORT = {
     "queries": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
     "local": {"core", "accounting", "mechanisms", "report", "runs"},
     "estimators": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
+    "prediction": {"core", "accounting", "mechanisms", "models", "data", "report", "runs"},
     "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "local"},
     "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "synthetic": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},
-    "studies": ABOVE_PLAN | {"federated", "local", "estimators", "tuning", "synthetic"},
-    "cli": ABOVE_PLAN | {"studies", "federated", "local", "estimators", "tuning", "synthetic"},
+    "studies": ABOVE_PLAN | {"federated", "local", "estimators", "tuning", "synthetic", "prediction"},
+    "cli": ABOVE_PLAN | {"studies", "federated", "local", "estimators", "tuning", "synthetic", "prediction"},
 }
 """DESIGN's table; that training imports report is explained in docs/decisions.md."""
 

@@ -1,26 +1,54 @@
-"""`dpfy predict`: what a released model says about records in a file."""
+"""`dpfy predict`: what a released model says about records in a file, and answers from models that are never released."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dpfy.cli.answer import one_line, tell
 
 ESTIMATOR = "estimator.safetensors"
 """The file of a run of `dpfy fit`."""
 
+RELEASED = "released"
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-def predict(
+
+class Verbs(TyperGroup):
+    """The verbs below; anything else is a run and its records: `dpfy predict RUN DATA`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put in the name of the verb where it was left out."""
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = [RELEASED, *args]
+        return super().parse_args(ctx, args)
+
+
+HELP = """Predict with a released model, or answer from private voters.
+
+[b]dpfy predict RUN DATA[/b] (or [b]dpfy predict released RUN DATA[/b]): the class of each record by the released model of a run of
+[b]dpfy train[/b]. That is post-processing, and costs nothing.
+
+[b]dpfy predict teach[/b], then [b]dpfy predict serve[/b]: many small models, each of a part of the data, that never leave; their noisy vote
+answers as many questions as were paid for.
+
+Example: dpfy predict runs/x people.csv --out predictions.csv
+"""
+app = typer.Typer(help=HELP, no_args_is_help=True, cls=Verbs, rich_markup_mode="rich")
+
+
+@app.command(RELEASED)
+def released(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run of dpfy train or dpfy fit.")],
     data: Annotated[
         Path, typer.Argument(help="Records: CSV or Parquet by the run's schema; for images and arrays NPZ, IDX or CSV.")
     ],
     out: Annotated[Path | None, typer.Option(help="Write to this new file (.csv or .json) instead of the screen.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Predict with a released model: the class of each record, and the probability of each class.
 
@@ -62,3 +90,94 @@ def _by_estimator(run: Path, data: Path, out: Path | None, as_json: bool) -> Non
         write_atomically(out, ("\n".join(rows) + "\n").encode())
         told, rows = told | {"out": str(out)}, [f"{len(rows) - 1} predictions: {out}"]
     tell(told | {"run": str(run)}, rows, as_json=as_json)
+
+
+@app.command("teach")
+def teach(
+    data: Annotated[str, typer.Argument(help="embedded, digits, mnist, ... or a file: CSV or Parquet (with --schema), NPZ.")],
+    out: Annotated[Path, typer.Option(help="New folder for the voters. It is as private as the data.", show_default=False)],
+    voters: Annotated[int, typer.Option(help="How many; each knows its own part of the data.")] = 250,
+    schema: Annotated[str | None, typer.Option(help="Public schema of the columns (TOML).", show_default=False)] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes (NPZ).", show_default=False)] = None,
+    shrink: Annotated[float, typer.Option(help="Records at 0 that every class mean has in addition.")] = 1.0,
+    data_dir: Annotated[str | None, typer.Option(help="Folder with mnist/, ... (else $DPFY_DATA).", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """Make voters from private records: many small models, each of a part of the data that no other one sees.
+
+    Nothing is released, so nothing is billed: keep the folder as you keep the data. dpfy predict serve answers from it.
+
+    Example: dpfy predict teach digits --voters 100 --out voters
+    """
+    from dpfy.core.errors import InvalidInput
+    from dpfy.prediction import teaching
+
+    if out.exists():
+        raise InvalidInput("--out", str(out), "is there already; choose another folder")
+    found, about = teaching.taught(teaching.settings(data, schema, classes, data_dir), voters, shrink)
+    found.save(out, **about)
+    told = {"voters": voters, "classes": found.classes, "features": found.features, "out": str(out)}
+    tell(told, [f"{voters} voters of {found.features} numbers and {found.classes} classes: {out}"], as_json=as_json)
+
+
+@app.command("serve")
+def serve(
+    voters: Annotated[Path, typer.Argument(help="The folder that dpfy predict teach made.")],
+    run: Annotated[Path, typer.Option(help="Run folder of the service; one that is not finished goes on.", show_default=False)],
+    answers: Annotated[int | None, typer.Option(help="Most questions that are answered.", show_default=False)] = None,
+    epsilon: Annotated[float | None, typer.Option(help="What all answers may cost.", show_default=False)] = None,
+    delta: Annotated[float, typer.Option(help="Delta of the guarantee.")] = 1e-6,
+    queries: Annotated[
+        int | None, typer.Option(help="Ask whether the voters agree first, this often at most.", show_default=False)
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="The part of the voters that must agree (with --queries).")] = 0.6,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger of the data set, over all its releases.", show_default=False)
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
+    end: Annotated[
+        bool, typer.Option("--finish", help="Do not serve: end the service, write its card, erase its secrets.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Answer questions over HTTP from voters that never leave, as many as were paid for.
+
+    Everything is billed before the first question; each answer is taken from that, durably, before its noise is drawn. When nothing is
+    left the service refuses. A service that was stopped or killed goes on with the same --run. A question that was answered before
+    costs nothing.
+
+    Example: dpfy predict serve voters --run runs/answers --answers 1000 --epsilon 2
+
+    Then: curl -d '{"inputs": [[0, 0.5, ...]]}' http://127.0.0.1:8080/predict
+    """
+    from dpfy.core.errors import InvalidInput
+    from dpfy.prediction import plan, service
+    from dpfy.prediction.claim import Answers
+    from dpfy.prediction.predictor import PrivatePredictor
+    from dpfy.prediction.voters import LinearVoters
+    from dpfy.runs.folder import Place, held_claims
+    from dpfy.runs.mark import Mark
+
+    held, about = LinearVoters.load(voters)
+    resume = Mark.find(run) is not None and (run / "ledger.jsonl").is_file() and bool(held_claims(run))
+    if resume:
+        claim = held_claims(run)[0]
+    else:
+        shape = {"voters": held.count, "classes": held.classes}
+        claim = plan.service(epsilon, delta, answers=answers, queries=queries, threshold=threshold, **shape)
+    if not isinstance(claim, Answers):
+        raise InvalidInput("--run", str(run), f"holds a run of kind {claim.kind!r}, no service")
+    place = Place(run, resume=resume, ledger=ledger)
+    if end:
+        with PrivatePredictor(place, claim, held) as predictor:
+            folder = predictor.finish()
+        tell({"run": str(folder)}, [f"the service is over: {folder}", f"check it: dpfy verify {folder}"], as_json=as_json)
+        return
+    with service.listening(host, port) as listening, PrivatePredictor(place, claim, held) as predictor:
+        labels = tuple(str(label) for label in about.get("labels") or ())
+        application = service.application(predictor, labels)
+        address = f"http://{host}:{listening.getsockname()[1]}"
+        tell({"address": address, "run": str(run), "left": predictor.left()}, f"serving on {address}", as_json=as_json)
+        service.serve(application, listening)
+        print(one_line(f"stopped; left: {predictor.left()}"), file=sys.stderr)

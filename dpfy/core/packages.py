@@ -13,6 +13,8 @@ EXTRAS = {
     "datasets": "text",
     "lightning": "lightning",
     "flwr": "flower",
+    "starlette": "serve",
+    "uvicorn": "serve",
     "mkdocs": "docs",
 }
 """Import name to the extra of dpfy that brings it; what is not here comes with dpfy itself, or under its own name."""

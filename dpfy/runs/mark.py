@@ -31,11 +31,13 @@ ASKED = "asked"
 """The last round for which clients were asked for masked updates: they are not asked for it again."""
 POPULATION = "population.json"
 """The names of the clients of a federation, in the order of their numbers."""
+SPENT, ANSWERED = "spent.json", "answered.jsonl"
+"""How many answers may have been given, and which were."""
 SEARCH_LOG, SEARCH_TRIALS = "scores.jsonl", "trials"
 """Scores of a search for settings, and the folders of its trials, which are destroyed whole."""
 SECRETS = (
     "state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", "bound.json", UPDATES, ROUND,
-    POPULATION, ENCODED_HERE, ASKED, SEARCH_LOG, "privacy.json", "config.toml", "lock",
+    POPULATION, ENCODED_HERE, ASKED, SEARCH_LOG, ANSWERED, SPENT, "privacy.json", "config.toml", "lock",
 )  # fmt: skip
 """What a run keeps in checkpoint/, in the order in which it is destroyed. A new file there must be named here."""
 RANK_STATE = re.compile(r"rank[0-9]+-[0-9a-f]{16}\.safetensors")

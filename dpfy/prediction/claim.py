@@ -1,0 +1,139 @@
+"""The claim of answers: by which rule they are made, how many there may be, and what all of them cost. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from dpfy.core import check, events
+from dpfy.core.claim import STATED, YES, Assumption, Claim, register
+from dpfy.core.errors import InvalidInput
+from dpfy.core.unit import Adjacency
+from dpfy.prediction.rules import ANSWER, CHECK, QUESTION, RULES, UNSTABLE, Rule
+
+MOST = 10**9
+
+
+@dataclass(frozen=True)
+class VoteClaim(Claim):
+    """Answers made from votes of `voters`, of whom one unit makes one say something else; or from scores of a stable learner, `voters` 1.
+
+    `rule` is one of `RULES`, with its own fields below. At most `queries` questions are asked, and at most `answers` of them are answered;
+    for the rule "stable" `unstable` is how many may be refused instead.
+    """
+
+    rule: str
+    classes: int
+    voters: int
+    queries: int
+    answers: int
+    sigma: float = 0.0
+    check_sigma: float = 0.0
+    threshold: float = 0.0
+    epsilon: float = 0.0
+    delta_used: float = 0.0
+    unstable: int = 0
+    rate: float = 0.0
+    noise_multiplier: float = 0.0
+
+    boundary: ClassVar[str] = "B6"
+    purpose: ClassVar[str] = "answers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.one_of("rule", self.rule, RULES)
+        check.integer("voters", self.voters, most=1 << 24)
+        check.integer("queries", self.queries, most=MOST)
+        if check.integer("answers", self.answers, most=MOST) > self.queries:
+            raise InvalidInput("answers", self.answers, f"must be at most the number of queries ({self.queries})")
+        wanted = {field.name for field in fields(RULES[self.rule])} | {"classes"}
+        for name in ("sigma", "check_sigma", "threshold", "epsilon", "delta_used", "unstable", "rate", "noise_multiplier"):
+            if name not in wanted and getattr(self, name):
+                raise InvalidInput(name, getattr(self, name), f"says nothing for the rule {self.rule!r}; leave it out")
+        if self.adjacency is Adjacency.REPLACE_ONE:
+            rule = "must be add-or-remove-one or zero-out: a replaced unit may leave one voter for another, and move two votes"
+            raise InvalidInput("adjacency", self.adjacency.value, rule)
+        _ = self.tool, self.event
+
+    @property
+    def tool(self) -> Rule:
+        """The rule itself."""
+        named = {"questions": self.queries} | {name: getattr(self, name) for name in self.__dataclass_fields__}
+        kind = RULES[self.rule]
+        return kind(**{field.name: named[field.name] for field in fields(kind)})
+
+    @property
+    def most(self) -> dict[str, int]:
+        """How many releases of each kind there may be, in their order."""
+        limits = {CHECK: self.queries, ANSWER: self.answers, QUESTION: self.queries, UNSTABLE: self.unstable}
+        return {kind: limits[kind] for kind in self.tool.kinds}
+
+    @property
+    def event(self) -> events.Event:
+        """The whole bill: that of all releases that may be made."""
+        return self.tool.bill(self.most)
+
+    @property
+    def releases(self) -> int:
+        """Of all kinds."""
+        return sum(self.most.values())
+
+    def first_step(self, kind: str) -> int:
+        """The step of the first release of a kind; those of a kind follow one another."""
+        kinds = list(self.most)
+        return sum(self.most[before] for before in kinds[: kinds.index(kind)])
+
+    def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
+        """A unit belongs to one voter, noise is exact, and the bill is that of the worst votes."""
+        return [
+            Assumption(
+                "voters",
+                f"one {self.unit.name} changes what one of {self.voters} voters says, and no other",
+                "units were given to voters by chance, each by itself, and each voter was made from its own alone",
+                YES,
+            )
+            if self.rule != "scores"
+            else Assumption(
+                "stability",
+                f"one {self.unit.name} moves all scores together by at most the stated bound",
+                "the learner minimises a strongly convex objective, and how far it was from the minimum was measured and added",
+                YES,
+            ),
+            Assumption(
+                "features",
+                "what all voters have in common (features, architecture, settings) was not learnt from the private records",
+                "it is code, or was made from the public data that is declared",
+                STATED,
+            ),
+            Assumption(
+                "votes",
+                "the bill holds whatever the votes are",
+                "no epsilon was computed from the votes",
+                YES,
+            ),
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """The section of the card."""
+        return {
+            "title": self._title,
+            "rule": self.tool.words,
+            "voters": self.voters,
+            "classes": self.classes,
+            "queries": self.queries,
+            "answers": self.answers,
+            "accounting_of_votes": "independent of the data: no data-dependent epsilon was computed or is stated",
+        }
+
+    _title: ClassVar[str] = "Answers"
+
+
+@register
+@dataclass(frozen=True)
+class Answers(VoteClaim):
+    """Answers to questions that others ask while a service runs. The voters themselves never leave."""
+
+    kind: ClassVar[str] = "answers"
+    _title: ClassVar[str] = "Private answers"
+    artefacts: ClassVar[tuple[str, ...]] = ()

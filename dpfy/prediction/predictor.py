@@ -1,0 +1,207 @@
+"""The server's side of private prediction: voters that stay where they are, and answers that were paid for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dpfy
+from dpfy.core import check, reading
+from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput
+from dpfy.core.storage import PRIVATE_MODE
+from dpfy.prediction.claim import VoteClaim
+from dpfy.prediction.purse import BLOCK, Purse
+from dpfy.prediction.rules import Ask
+from dpfy.report import card
+from dpfy.runs.folder import Place, RunFolder
+from dpfy.runs.mark import ANSWERED
+
+MOST_CACHED = 1 << 20
+"""Answers that are remembered; the oldest are forgotten first, and are paid for again."""
+FLOAT = np.float32
+
+
+class Voters(Protocol):
+    """Models of which every unit of the data made at most one."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    @property
+    def classes(self) -> int:
+        """How many answers there are."""
+
+    @property
+    def features(self) -> int:
+        """How many numbers a question has."""
+
+    def asked(self, questions: NDArray[np.float32]) -> list[Ask]:
+        """For each question (a row), the function that gives the votes on it, with what one unit moves them by."""
+
+    def fingerprint(self) -> bytes:
+        """What makes them the same voters again after a restart."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What leaves for one question: a class, or None with the reason. `paid` is False where the same was answered before."""
+
+    label: int | None
+    why_not: str = ""
+    paid: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """For the service."""
+        return {"label": self.label} | ({"why_not": self.why_not} if self.why_not else {}) | {"paid": self.paid}
+
+
+DISAGREE = "the voters do not agree enough"
+
+
+class PrivatePredictor:
+    """Answers questions from private voters, as many as were paid for, in a run folder with a ledger and, at the end, a card.
+
+    Use it as a context. `Place(..., resume=True)` goes on after a crash, with the same voters.
+
+    Guarantees: the whole claim is reserved in every ledger before the first question is looked at, and begun before the first answer; each
+    release is taken from what was paid for, durably, before its noise is drawn; a question that was answered before is answered
+    alike, for nothing; when nothing is left, `answer` refuses. The voters and their votes never leave.
+    """
+
+    def __init__(self, place: Place, claim: VoteClaim, voters: Voters, *, block: int = BLOCK) -> None:
+        for name, held in (("voters", voters.count), ("classes", voters.classes)):
+            if getattr(claim, name) != held:
+                raise InvalidInput(f"claim.{name}", getattr(claim, name), f"must be {held}, as the voters are")
+        self.claim, self.voters, self.rule = claim, voters, claim.tool
+        self.folder = RunFolder(place, claim)
+        try:
+            self.folder.bind(claim.name, voters.fingerprint())
+            permit = self.folder.begin(claim.name)
+            self.purse = Purse(self.folder.secrets, claim, permit, self.folder.randomness, block)
+            self._cache = Cache(self.folder.secrets / ANSWERED)
+        except BaseException as error:
+            self.folder.__exit__(type(error), error, None)
+            raise
+
+    def answer(self, question: Sequence[float] | NDArray[Any]) -> Answer:
+        """The answer to one question, or a refusal."""
+        return self.answer_all(np.asarray(question)[None])[0]
+
+    def answer_all(self, questions: Any) -> list[Answer]:
+        """Answers to several questions, in their order; the same question twice is paid for once."""
+        table = self._checked(questions)
+        keys = [hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in table]
+        unknown = {key: place for place, key in enumerate(keys) if key not in self._cache}
+        asks = self.voters.asked(table[list(unknown.values())]) if unknown else []
+        fresh = {key: self._asked(key, ask) for key, ask in zip(unknown, asks, strict=True)}
+        found = []
+        for key in keys:
+            answer = fresh.pop(key, None) or self._cache.get(key)
+            found.append(answer if answer is not None else self._refusal())
+        return found
+
+    def _asked(self, key: str, ask: Ask) -> Answer:
+        """A question that is not known: paid for, answered, remembered, in this order."""
+        try:
+            label = self.rule.answer(ask, self.purse)
+        except BudgetExceeded as refused:
+            return Answer(None, str(refused), paid=False)
+        self._cache.put(key, label)
+        return Answer(label, "" if label is not None else DISAGREE)
+
+    def _refusal(self) -> Answer:
+        return Answer(None, "was refused before in the same request", paid=False)
+
+    def _checked(self, questions: Any) -> NDArray[np.float32]:
+        try:
+            with np.errstate(over="ignore"):
+                table = np.asarray(questions, dtype=FLOAT)
+        except (TypeError, ValueError):
+            raise InvalidInput("inputs", "no numbers", f"must be rows of {self.voters.features} numbers") from None
+        if table.ndim != 2 or table.shape[1] != self.voters.features or not np.isfinite(table).all():
+            rule = f"must be rows of {self.voters.features} finite numbers"
+            raise InvalidInput("inputs", f"an array of shape {table.shape}", rule)
+        return np.ascontiguousarray(table + FLOAT(0))  # a question with -0 is the one with 0
+
+    def left(self) -> dict[str, int]:
+        """How many releases of each kind can still be made: a function of what was released, and no secret."""
+        return self.purse.left()
+
+    def finish(self) -> Path:
+        """End the service: card, pages, and the secrets erased. Nothing is answered any more."""
+        seed = card.FIXED_SEED if self.folder.randomness.fixed else card.SECRET_SEED
+        about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
+        made = {kind: most - self.purse.left()[kind] for kind, most in self.claim.most.items()}
+        self.folder.tell(self.claim.name, made=made)
+        self._cache.close()
+        return self.folder.finish(card.Facts(about, releases=sum(made.values())))
+
+    def __enter__(self) -> Self:
+        """Held until the block is left."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Let go. The folder stays, to be resumed or finished."""
+        self._cache.close()
+        self.folder.__exit__(kind, error, trace)
+
+
+class Cache:
+    """Answers that were given, by a hash of their question; what a crash cut short is dropped, and would be paid for again."""
+
+    def __init__(self, file: Path, most: int = MOST_CACHED) -> None:
+        self.most = check.integer("cache", most)
+        self._held: OrderedDict[str, int | None] = OrderedDict()
+        content = file.read_bytes() if file.is_file() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            key, label = self._line(line)
+            self._remember(key, label)
+        self._handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_MODE)
+        if len(whole) < len(content):
+            os.ftruncate(self._handle, len(whole))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._held
+
+    def get(self, key: str) -> Answer | None:
+        """The answer that was given before, for nothing."""
+        if key not in self._held:
+            return None
+        label = self._held[key]
+        return Answer(label, "" if label is not None else DISAGREE, paid=False)
+
+    def put(self, key: str, label: int | None) -> None:
+        """Remember an answer, in the file too, before it leaves."""
+        line = json.dumps([key, label]).encode() + b"\n"
+        while line:
+            line = line[os.write(self._handle, line) :]
+        self._remember(key, label)
+
+    def close(self) -> None:
+        """Close the file. Safe to repeat."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _remember(self, key: str, label: int | None) -> None:
+        self._held[key] = label
+        if len(self._held) > self.most:
+            self._held.popitem(last=False)
+
+    def _line(self, line: bytes) -> tuple[str, int | None]:
+        held = reading.parsed_json(ANSWERED, line)
+        if not isinstance(held, list) or len(held) != 2 or not isinstance(held[0], str) or type(held[1]) not in (int, type(None)):
+            raise Corrupt(ANSWERED, "holds a line that is no answer")
+        return held[0], held[1]

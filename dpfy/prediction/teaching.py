@@ -1,0 +1,64 @@
+"""From private records to voters: units go to shards by chance, each shard makes one voter, and nothing else is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpfy.core import check
+from dpfy.core.errors import InvalidInput
+from dpfy.core.random import Randomness
+from dpfy.prediction.voters import LinearVoters, class_means, shards
+
+if TYPE_CHECKING:
+    from dpfy.data.config import DataConfig
+
+
+def teach(
+    x: Any, y: Any, *, voters: int, classes: int, owners: Any = None, shrink: float = 1.0, randomness: Randomness | None = None
+) -> LinearVoters:
+    """Voters that know class means: `x` are rows of numbers made by public rules, `y` their classes, `owners` whose each row is.
+
+    Guarantees: every unit (a row, or an owner with all of its rows) is known to one voter alone. What comes out is as private as
+    the records.
+    """
+    table = np.asarray(x, dtype=np.float32)
+    table = np.ascontiguousarray(table.reshape(len(table), -1))
+    labels = np.asarray(y)
+    if labels.shape != (len(table),) or labels.dtype.kind not in "iu":
+        raise InvalidInput("y", f"{labels.dtype} of shape {labels.shape}", "must be one class (a whole number) for each row")
+    check.integer("classes", classes, least=2)
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise InvalidInput("y", "a class outside of the public ones", f"must be a whole number from 0 to {classes - 1}")
+    if not np.isfinite(table).all():
+        raise InvalidInput("x", "NaN or infinity", "must be finite numbers")
+    secret = Randomness.from_os() if randomness is None else randomness
+    places = shards(len(table), voters, secret, owners)
+    return class_means(table, labels.astype(np.int64), places, voters, classes, shrink)
+
+
+def settings(data: str, schema: str | None = None, classes: int | None = None, folder: str | None = None) -> DataConfig:
+    """What `data` names: a known data set, or a file by its ending."""
+    from dpfy.data.config import KNOWN, DataConfig, kind_of
+
+    if data in KNOWN:
+        return replace(DataConfig(kind=data), dir=folder) if folder is not None else DataConfig(kind=data)
+    if (kind := kind_of(data)) is None:
+        raise InvalidInput("data", data, f"must be one of {', '.join(KNOWN)}, or a file .csv, .parquet or .npz")
+    return DataConfig(kind=kind, path=data, schema=schema, classes=classes)
+
+
+def taught(config: DataConfig, voters: int, shrink: float) -> tuple[LinearVoters, dict[str, Any]]:
+    """Voters from the training records of a source, and what is public about them: names of the classes, words for the data."""
+    from dpfy.data import schema, source
+
+    held = source.load(config)
+    if held.classes is None:
+        raise InvalidInput("data", config.kind, "must be records with classes, which voters can say")
+    x, y = (part.numpy() for part in held.train.tensors[:2])
+    found = teach(x, y, voters=voters, classes=held.classes, shrink=shrink)
+    named = "adult" if config.kind == "adult" else config.schema
+    labels = list(schema.load(named).label.classes) if named is not None else [str(k) for k in range(held.classes)]
+    return found, {"labels": labels, "data": held.description}

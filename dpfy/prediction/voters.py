@@ -1,0 +1,174 @@
+"""Voters: many small models, each made from the units of one shard. Here the kinds that need no training: class means, and their files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core import check, reading
+from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.random import Randomness
+from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.mechanisms.bits import Bits
+from dpfy.prediction.rules import Ask, moved
+
+FILE, ABOUT = "voters.npy", "voters.json"
+AT_ONCE = 1 << 24
+"""Scores that are computed at a time."""
+NEVER = np.float32(-1e30)
+"""The score of a class that a voter knows no record of."""
+PERSON = b"dpfy shard"
+
+
+def shards(units: int, voters: int, randomness: Randomness, owners: Any = None) -> NDArray[np.int64]:
+    """Which voter each record belongs to.
+
+    Without `owners` every record is a unit and tosses its own coin; with them (names or numbers, one a record) the voter is a keyed hash
+    of the owner, so that all records of an owner go to one voter.
+
+    Guarantees: where a unit goes depends on the unit, its place and the secret alone: adding or removing another one moves nobody else.
+    """
+    check.integer("voters", voters, least=2, most=1 << 24)
+    if owners is None:  # 128 bits each, so that nobody's draw depends on how many others there are: even to 2^-100
+        high, low = Bits(randomness, "shards", 0).words(2 * units).reshape(-1, 2).T % np.uint64(voters)
+        return ((high * np.uint64((1 << 64) % voters) + low) % np.uint64(voters)).astype(np.int64)
+    names = np.asarray(owners).ravel()
+    if len(names) != units:
+        raise InvalidInput("owners", f"{len(names)} owners", f"must be one for each of {units} records")
+    known, places = np.unique(names, return_inverse=True)
+    key = randomness.key("shards", 0, 32)
+    hashes = [hashlib.blake2b(str(name).encode(), key=key, digest_size=16, person=PERSON).digest() for name in known.tolist()]
+    drawn = np.array([int.from_bytes(h, "big") % voters for h in hashes], dtype=np.int64)
+    return drawn[places.ravel()]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearVoters:
+    """Voters whose scores are linear in the question: `weights` are [features, voters, classes], `biases` [voters, classes]."""
+
+    weights: NDArray[np.float32]
+    biases: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        if self.weights.ndim != 3 or self.weights.shape[1:] != self.biases.shape or self.weights.dtype != np.float32:
+            raise InvalidInput("voters", f"weights of shape {self.weights.shape}", "must be float32, [features, voters, classes]")
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.weights.shape[1])
+
+    @property
+    def classes(self) -> int:
+        """How many answers there are."""
+        return int(self.weights.shape[2])
+
+    @property
+    def features(self) -> int:
+        """How many numbers a question has."""
+        return int(self.weights.shape[0])
+
+    def asked(self, questions: NDArray[np.float32]) -> list[Ask]:
+        """See `predictor.Voters`."""
+        return fixed(self.votes(questions))
+
+    def votes(self, questions: NDArray[np.float32]) -> NDArray[np.int64]:
+        """How many voters say each class, question by question. Guarantees: a row depends on that question alone."""
+        flat = self.weights.reshape(self.features, -1)
+        found = [np.empty((0, self.classes), np.int64)]
+        step = max(1, AT_ONCE // flat.shape[1])
+        for start in range(0, len(questions), step):
+            part = questions[start : start + step]
+            scores = (part @ flat).reshape(len(part), self.count, self.classes) + self.biases
+            found.append(tally(scores.argmax(axis=2), self.classes))
+        return np.concatenate(found)
+
+    def fingerprint(self) -> bytes:
+        """See `predictor.Voters`."""
+        whole = hashlib.blake2b(str(self.weights.shape).encode())
+        for part in (self.weights, self.biases):
+            whole.update(part.tobytes())
+        return whole.digest()
+
+    def save(self, folder: Path, **about: Any) -> None:
+        """Put them into a folder, readable by their owner alone: they are as private as the data they were made from."""
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)
+        packed = np.concatenate([self.weights, self.biases[None]])
+        handle = _bytes(packed)
+        write_atomically(folder / FILE, handle, mode=PRIVATE_MODE)
+        write_atomically(
+            folder / ABOUT, json.dumps(about | {"sha256": hashlib.sha256(handle).hexdigest()}).encode(), mode=PRIVATE_MODE
+        )
+
+    @classmethod
+    def load(cls, folder: Path) -> tuple[LinearVoters, dict[str, Any]]:
+        """The voters that `save` wrote, and what was said about them."""
+        about = reading.parsed_json(ABOUT, reading.content("voters", folder / ABOUT, name=ABOUT))
+        content = reading.content("voters", folder / FILE, most=reading.MOST_DATA, name=FILE)
+        if not isinstance(about, dict) or hashlib.sha256(content).hexdigest() != about.get("sha256"):
+            raise Corrupt(FILE, f"is not what {ABOUT} was written for")
+        packed = _array(content)
+        return cls(np.ascontiguousarray(packed[:-1]), np.ascontiguousarray(packed[-1])), about
+
+
+def class_means(
+    x: NDArray[np.float32], y: NDArray[np.int64], places: NDArray[np.int64], voters: int, classes: int, shrink: float = 1.0
+) -> LinearVoters:
+    """Each voter says the class whose mean over its own records, drawn to 0 by `shrink` records there, is nearest: linear scores.
+
+    Guarantees: the scores of a voter depend on the records at its own place alone. A class that it knows no record of is never said, if it
+    knows any; a voter without records says class 0.
+    """
+    check.nonnegative("shrink", shrink)
+    cell = places * classes + y
+    order = np.argsort(cell, kind="stable")
+    counts = np.bincount(cell, minlength=voters * classes)
+    sums = np.zeros((voters * classes, x.shape[1]), np.float64)
+    ends = np.cumsum(counts)
+    held = np.flatnonzero(counts)
+    if len(held):
+        starts = (ends - counts)[held]
+        sums[held] = np.add.reduceat(x[order].astype(np.float64), starts, axis=0)
+    means = (sums / np.maximum(counts + shrink, 1e-9)[:, None]).astype(np.float32)
+    biases = np.where(counts > 0, -(means.astype(np.float64) ** 2).sum(axis=1) / 2, NEVER).astype(np.float32)
+    shaped = np.ascontiguousarray(means.reshape(voters, classes, -1).transpose(2, 0, 1))
+    return LinearVoters(shaped, biases.reshape(voters, classes))
+
+
+def fixed(counts: NDArray[np.int64]) -> list[Ask]:
+    """Votes that do not depend on the bits of a release, row by row."""
+    return [lambda bits, row=row: moved(row) for row in counts]  # type: ignore[misc]
+
+
+def tally(said: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """How many voters say each class: from [questions, voters] to [questions, classes]."""
+    cell = said + classes * np.arange(len(said))[:, None]
+    return np.bincount(cell.ravel(), minlength=len(said) * classes).reshape(len(said), classes)
+
+
+def _bytes(array: NDArray[np.float32]) -> bytes:
+    import io
+
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=False)
+    return out.getvalue()
+
+
+def _array(content: bytes) -> NDArray[np.float32]:
+    import io
+
+    try:
+        found = np.load(io.BytesIO(content), allow_pickle=False)
+    except ValueError:
+        raise Corrupt(FILE, "does not hold an array") from None
+    if found.ndim != 3 or found.dtype != np.float32 or len(found) < 2:
+        raise Corrupt(FILE, f"holds an array of {found.dtype} of shape {found.shape}")
+    return np.asarray(found)

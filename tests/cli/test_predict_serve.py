@@ -1,0 +1,72 @@
+"""`dpfy predict teach` and `serve` as a user meets them; the service itself is tested in tests/prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfy.cli import app
+from dpfy.prediction.voters import LinearVoters
+
+
+def call(capsys, *words) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        app.main(["predict", *map(str, words)])
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def refused(capsys, *words) -> str:
+    status, out, err = call(capsys, *words)
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    return err
+
+
+def test_help_names_the_verbs_and_the_short_form(capsys):
+    status, out, _ = call(capsys, "--help")
+    assert status == 0
+    for word in ("released", "teach", "serve", "dpfy predict RUN DATA"):
+        assert word in out
+
+
+def test_voters_are_made_from_data_by_name_and_from_a_file(capsys, tmp_path: Path):
+    status, out, _ = call(capsys, "teach", "digits", "--voters", 7, "--out", tmp_path / "v", "--json")
+    assert status == 0
+    assert json.loads(out) == {"voters": 7, "classes": 10, "features": 64, "out": str(tmp_path / "v")}
+    held, about = LinearVoters.load(tmp_path / "v")
+    assert (held.count, held.features, about["labels"]) == (7, 64, [str(k) for k in range(10)])
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.integers(0, 2, 40))
+    assert call(capsys, "teach", tmp_path / "a.npz", "--classes", 2, "--voters", 4, "--out", tmp_path / "w")[0] == 0
+    assert LinearVoters.load(tmp_path / "w")[0].classes == 2
+
+
+def test_bad_words_are_refused_in_one_line_and_leave_nothing(capsys, tmp_path: Path):
+    (tmp_path / "there").mkdir()
+    for words, message in (
+        (("teach", "digits", "--out", tmp_path / "there"), "is there already"),
+        (("teach", "digitz", "--out", tmp_path / "v"), "must be one of"),
+        (("teach", "digits", "--voters", 1, "--out", tmp_path / "v"), "voters"),
+        (("teach", "digits", "--shrink", -1, "--out", tmp_path / "v"), "shrink"),
+        (("teach", tmp_path / "none.npz", "--classes", 2, "--out", tmp_path / "v"), "none.npz"),
+        (("serve", tmp_path / "none", "--run", tmp_path / "run"), "voters"),
+    ):
+        assert message in refused(capsys, *words)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["there"]
+
+
+def test_a_service_says_what_it_needs(capsys, tmp_path: Path):
+    assert call(capsys, "teach", "digits", "--voters", 5, "--out", tmp_path / "v")[0] == 0
+    serve = ("serve", tmp_path / "v", "--run", tmp_path / "run")
+    assert "must both be given" in refused(capsys, *serve, "--epsilon", 1)
+    assert "epsilon" in refused(capsys, *serve, "--answers", 5, "--epsilon", 0)
+    assert "delta" in refused(capsys, *serve, "--answers", 5, "--epsilon", 1, "--delta", 2)
+    assert "threshold" in refused(capsys, *serve, "--answers", 5, "--epsilon", 1, "--queries", 9, "--threshold", 3)
+    assert "answers" in refused(capsys, *serve, "--answers", 9, "--epsilon", 1, "--queries", 5)
+    assert "port" in refused(capsys, *serve, "--answers", 5, "--epsilon", 1, "--port", 99999)
+    assert "cannot be listened on" in refused(capsys, *serve, "--answers", 5, "--epsilon", 1, "--host", "nowhere.invalid")
+    assert not (tmp_path / "run").exists()

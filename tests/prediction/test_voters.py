@@ -1,0 +1,178 @@
+"""Voters know their own units alone: shards, class means, nearest records, stable scores."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from made_up import SECRET, OpenPurse, records, voters
+
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.random import Randomness
+from dpfy.mechanisms.bits import Bits
+from dpfy.prediction.neighbours import NearestVoters, NeighbourVotes
+from dpfy.prediction.rules import SampledVotes
+from dpfy.prediction.stability import TOLERANCE, StableScores, fitted, objective, within
+from dpfy.prediction.teaching import teach
+from dpfy.prediction.voters import LinearVoters, class_means, shards, tally
+
+X, Y = records(200, seed=8)
+ASKED = records(25, seed=9)[0]
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> int:
+    """How many votes differ, at most, over all questions."""
+    return int(np.abs(one - other).sum(axis=1).max())
+
+
+def test_shards_are_even_and_a_unit_that_comes_or_goes_moves_nobody_else():
+    places = shards(20_000, 25, SECRET)
+    assert stats.chisquare(np.bincount(places, minlength=25)).pvalue > 1e-4
+    assert (shards(19_999, 25, SECRET) == places[:-1]).all()
+    assert (shards(20_000, 25, Randomness.for_tests(12)) != places).mean() > 0.9
+
+
+def test_all_records_of_an_owner_go_to_one_voter_whoever_else_is_there():
+    owners = np.array([f"person {k // 3}" for k in range(3000)])
+    places = shards(3000, 40, SECRET, owners)
+    assert all(len(set(places[owners == name])) == 1 for name in np.unique(owners)[:50])
+    without = owners != "person 7"
+    assert (shards(int(without.sum()), 40, SECRET, owners[without]) == places[without]).all()
+    assert stats.chisquare(np.bincount(places[::3], minlength=40)).pvalue > 1e-4
+    with pytest.raises(InvalidInput, match="one for each"):
+        shards(10, 4, SECRET, ["a"])
+    with pytest.raises(InvalidInput, match="voters"):
+        shards(10, 1, SECRET)
+
+
+def made(kind: str, x: np.ndarray, y: np.ndarray, places: np.ndarray) -> np.ndarray:
+    held = class_means(x, y, places, 15, 4) if kind == "means" else NearestVoters(x, y, 4, places, 15)
+    return held.votes(ASKED)
+
+
+@pytest.mark.parametrize("kind", ["means", "nearest"])
+def test_one_unit_moves_one_vote(kind):
+    places = shards(len(X), 15, SECRET)
+    whole = made(kind, X, Y, places)
+    assert (whole.sum(axis=1) == 15).all()
+    for unit in range(0, 200, 9):
+        left = np.arange(200) != unit
+        assert apart(made(kind, X[left], Y[left], places[left]), whole) <= 2
+        wild = X.copy()
+        wild[unit] = 1e6
+        label = Y.copy()
+        label[unit] = 3
+        assert apart(made(kind, wild, label, places), whole) <= 2
+
+
+@pytest.mark.parametrize("kind", ["means", "nearest"])
+def test_votes_are_those_of_a_loop_over_voters(kind):
+    places = shards(len(X), 15, SECRET)
+    found = np.zeros((len(ASKED), 4), int)
+    for voter in range(15):
+        x, y = X[places == voter].astype(np.float64), Y[places == voter]
+        for row, question in enumerate(ASKED.astype(np.float64)):
+            if kind == "nearest":
+                said = int(y[np.argmin(((x - question) ** 2).sum(axis=1))]) if len(y) else 0
+            else:
+                known = sorted(set(y.tolist()))
+                means = [x[y == c].sum(axis=0) / ((y == c).sum() + 1.0) for c in known]
+                said = known[int(np.argmin([((question - m) ** 2).sum() for m in means]))] if known else 0
+            found[row, said] += 1
+    assert (made(kind, X, Y, places) == found).all()
+
+
+def test_a_voter_without_records_says_the_first_class():
+    none = np.zeros(0, np.int64)
+    assert (class_means(X[:0], Y[:0], none, 3, 4).votes(ASKED)[:, 0] == 3).all()
+    assert (NearestVoters(X[:0], Y[:0], 4, none, 3).votes(ASKED)[:, 0] == 3).all()
+    assert tally(np.zeros((0, 3), int), 4).shape == (0, 4)
+
+
+def test_voters_are_kept_as_private_files(tmp_path):
+    held = voters()
+    held.save(tmp_path / "v", labels=["a", "b", "c", "d"])
+    for file in (tmp_path / "v").iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "v").stat().st_mode & 0o777 == 0o700
+    again, about = LinearVoters.load(tmp_path / "v")
+    assert about["labels"] == ["a", "b", "c", "d"]
+    assert again.fingerprint() == held.fingerprint()
+    assert (again.votes(ASKED) == held.votes(ASKED)).all()
+    content = (tmp_path / "v" / "voters.npy").read_bytes()
+    (tmp_path / "v" / "voters.npy").write_bytes(content[:-1] + b"x")
+    with pytest.raises(Corrupt, match="voters"):
+        LinearVoters.load(tmp_path / "v")
+
+
+def test_teaching_refuses_what_is_no_table():
+    for x, y, message in (
+        (X, Y[:-1], "one class"),
+        (X, Y.astype(float), "whole number"),
+        (X, Y + 1, "outside of the public"),
+        (np.full_like(X, np.nan), Y, "NaN"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            teach(x, y, voters=5, classes=4)
+    found = teach(X, Y, voters=5, classes=4, owners=np.arange(200) // 2)
+    assert (found.count, found.classes, found.features) == (5, 4, 6)
+
+
+def test_neighbours_one_record_moves_one_vote_also_where_there_are_few():
+    for count, rows in ((7, 200), (7, 7), (7, 5), (7, 1)):
+        held = NeighbourVotes(X[:rows], Y[:rows], 4, count)
+        whole = np.array([a(None).value for a in held.asked(ASKED)])
+        assert (whole.sum(axis=1) == count).all()
+        for unit in range(0, rows, max(1, rows // 6)):
+            left = np.arange(rows) != unit
+            other = NeighbourVotes(X[:rows][left], Y[:rows][left], 4, count)
+            assert apart(np.array([a(None).value for a in other.asked(ASKED)]), whole) <= 2
+    nearest = np.argsort(((X - ASKED[0]) ** 2).sum(axis=1), kind="stable")[:7]
+    assert (NeighbourVotes(X, Y, 4, 7).asked(ASKED)[0](None).value == np.bincount(Y[nearest], minlength=4)).all()
+
+
+def test_samples_of_neighbours_are_drawn_anew_for_every_answer():
+    held = NeighbourVotes(X, Y, 4, 9, 0.3)
+    ask = held.asked(ASKED[:1])[0]
+    with pytest.raises(Unsupported, match="sampled"):
+        ask(None)
+    drawn = {tuple(ask(Bits(SECRET, "sample", k)).value) for k in range(40)}
+    assert len(drawn) > 5
+    assert tuple(ask(Bits(SECRET, "sample", 3)).value) == tuple(ask(Bits(SECRET, "sample", 3)).value)
+    rule = SampledVotes(4, 2.0, 0.3)
+    assert rule.answer(ask, OpenPurse(name="neighbours")) in range(4)
+
+
+def test_scores_move_by_no_more_than_their_bound():
+    held = StableScores(X, Y, 4, 3.0)
+    before = np.array([a(None).value for a in held.asked(ASKED)])
+    for unit in range(0, 200, 23):
+        left = np.arange(200) != unit
+        after = np.array([a(None).value for a in StableScores(X[left], Y[left], 4, 3.0).asked(ASKED)])
+        assert np.linalg.norm(after - before, axis=1).max() <= held.moved.l2
+    far = np.vstack([X, 1e4 * np.ones((1, 6), np.float32)])
+    after = np.array([a(None).value for a in StableScores(far, np.append(Y, 1), 4, 3.0).asked(ASKED)])
+    moved = np.linalg.norm(after - before, axis=1).max()
+    assert moved <= held.moved.l2
+    tiny = StableScores(X[:1], Y[:1], 4, 3.0), StableScores(X[:0], Y[:0], 4, 3.0)
+    one, none = (s.asked(within(X[:1]).astype(np.float32))[0](None).value for s in tiny)
+    assert 0.3 * held.moved.l2 < np.linalg.norm(one - none) <= held.moved.l2  # the bound is not far from what is reached
+
+
+def test_learners_come_as_close_to_their_minimum_as_is_billed():
+    x, targets = within(X), np.eye(4)[Y]
+    for strength in (0.05, 1.0, 50.0):
+        weights = fitted(x, targets, strength)
+        assert np.linalg.norm(objective(weights, x, targets, strength)[1]) <= TOLERANCE
+    step = 1e-6
+    value, gradient = objective(weights, x, targets, 1.0)
+    nudged = weights.copy()
+    nudged[1, 2] += step
+    assert (objective(nudged, x, targets, 1.0)[0] - value) / step == pytest.approx(gradient[1, 2], rel=1e-3, abs=1e-4)
+    assert np.linalg.norm(within(1e5 * X), axis=1).max() <= 1
