@@ -31,8 +31,8 @@ class Bug:
     claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model. `after_error` is given a training whose step failed
     behind its noise, `after_crash` the folder of a run that was killed, `after_entry` a training that has begun. `scheme` is how
     clients encode their vectors and add shares of noise, `aggregator` who sums them. `grouped` is how records lie by user, `cohort` how
-    updates of clients are taken. `protocol` is given a local protocol, `join` the function that makes one loss of a user's. `caught_by`
-    names the check that must catch it.
+    updates of clients are taken. `protocol` is given a local protocol, `join` the function that makes one loss of a user's,
+    `prediction` the parts of private answers. `caught_by` names the check that must catch it.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Bug:
     cohort: Part = same
     protocol: Part = same
     join: Part = same
+    prediction: Part = same
 
 
 AS_SHIPPED = Bug("as shipped", "the code as it is", "")
@@ -142,6 +143,21 @@ class Bench(Protocol):
 
     def kept_answers(self, bug: Bug) -> tuple[float, NDArray[np.int64], NDArray[np.int64]]:
         """The claimed epsilon of a protocol that keeps an answer, and guesses from many reports of devices with one value, and another."""
+
+    def votes_moved(self, bug: Bug) -> int:
+        """By how much the counts of votes on a question change at most, in all, when one owner leaves."""
+
+    def answer_bills(self, bug: Bug) -> tuple[int, list[tuple[int, int]]]:
+        """Answers that are paid for; for every release, over restarts, its number and how many the disk said might be made by then."""
+
+    def checks_counted(self, bug: Bug) -> tuple[int, int]:
+        """Questions that were checked for agreement, and checks that were taken from what was paid for."""
+
+    def asked_again(self, bug: Bug) -> tuple[int, int]:
+        """How many different answers one question had that was asked many times, and how many were paid for."""
+
+    def cards_of_answers(self, bug: Bug) -> tuple[str, str]:
+        """What the cards of two services on other data say before any answer."""
 
     def users(self, rows: Array, owners: NDArray[np.int64], bug: Bug, *, noise: float, steps: int = 1) -> Array:
         """Train on records of users with these gradients, all users in every batch; the noisy sums, [steps, parameters]."""

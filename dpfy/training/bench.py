@@ -31,6 +31,7 @@ from dpfy.noise.gaussian import draw
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import EXACT, RECORD, UNIT, Plan, dpsgd
+from dpfy.prediction import bench as answers
 from dpfy.training.audited import observe_crash, observe_error, observe_gradients, observe_write
 from dpfy.training.user_audit import observe_users
 
@@ -213,6 +214,26 @@ class TrainingBench:
     def kept_answers(self, bug: Any) -> tuple[float, NDArray[np.int64], NDArray[np.int64]]:
         """What many reports from one kept answer show."""
         return kept_answers(bug.protocol)
+
+    def votes_moved(self, bug: Any) -> int:
+        """Of voters, when an owner leaves."""
+        return answers.votes_moved(bug.prediction)
+
+    def answer_bills(self, bug: Any) -> tuple[int, list[tuple[int, int]]]:
+        """Of a service, over restarts."""
+        return answers.answer_bills(bug.prediction)
+
+    def checks_counted(self, bug: Any) -> tuple[int, int]:
+        """Of confident votes."""
+        return answers.checks_counted(bug.prediction)
+
+    def asked_again(self, bug: Any) -> tuple[int, int]:
+        """Of one question."""
+        return answers.asked_again(bug.prediction)
+
+    def cards_of_answers(self, bug: Any) -> tuple[str, str]:
+        """Of two services."""
+        return answers.cards(bug.prediction)
 
     def users(self, rows: Array, owners: NDArray[np.int64], bug: Any, *, noise: float, steps: int = 1) -> Array:
         """User-level training on these records, with a bug's parts in place."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dpfy.audit.bench import Bug
-from dpfy.audit.bugs import claims, clients, clipping, local, noise, owners, sampling, shares, users
+from dpfy.audit.bugs import answers, claims, clients, clipping, local, noise, owners, sampling, shares, users
 
-PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS)
+PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *answers.BUGS)
 BUGS: tuple[Bug, ...] = (*noise.BUGS, *clipping.BUGS, *sampling.BUGS, *claims.BUGS, *shares.BUGS, *PEOPLE)
 """All of them, in the order of the pipeline."""
