@@ -1,4 +1,9 @@
-"""Votes of nearest records in public features: of each shard's nearest one, or of the nearest ones in a sample of all records."""
+"""Votes of nearest records in public features: of each shard's nearest one, or of the nearest ones in a sample of all records.
+
+Distances are whole numbers, computed exactly: numbers are rounded to a grid first. Sums of floating point numbers depend, in their last
+digits, on how many records there are; a unit that comes or goes could so change which record is nearest for voters that it has
+nothing to do with.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +24,20 @@ from dpfy.prediction.voters import fixed, tally
 
 AT_ONCE = 1 << 24
 """Distances that are computed at a time."""
+STEPS, LARGEST = 1 << 12, 8.0
+"""Steps of the grid in 1, and where numbers are cut."""
+MOST_FEATURES = 1 << 20
+"""3 (2^15)^2 times as many is below 2^53: every sum of products is exact in double precision, in any order."""
+
+
+def on_grid(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Whole numbers of steps."""
+    return np.rint(np.clip(rows.astype(np.float64), -LARGEST, LARGEST) * STEPS)
 
 
 @dataclass(frozen=True, eq=False)
 class _Records:
-    """Private records: rows of public features, and their classes."""
+    """Private records: rows of public features, and their classes. Numbers of more than `LARGEST` count as that."""
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -33,6 +47,9 @@ class _Records:
         check.integer("classes", self.classes, least=2)
         if self.x.ndim != 2 or self.x.dtype != np.float32 or self.y.shape != (len(self.x),):
             raise InvalidInput("x", f"{self.x.dtype} of shape {self.x.shape}", "must be rows of float32, with one class each")
+        check.integer("features", self.x.shape[1], most=MOST_FEATURES)
+        if not np.isfinite(self.x).all():
+            raise InvalidInput("x", "NaN or infinity", "must be finite numbers")
         if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < self.classes:
             raise InvalidInput("y", "a class outside of the public ones", f"must be a whole number from 0 to {self.classes - 1}")
 
@@ -42,12 +59,18 @@ class _Records:
         return int(self.x.shape[1])
 
     @cached_property
-    def _lengths(self) -> NDArray[np.float32]:
-        return np.asarray(np.einsum("ij,ij->i", self.x, self.x), dtype=np.float32)
+    def _laid(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Records on the grid, and their squared lengths."""
+        held = on_grid(self.x)
+        return held, np.asarray(np.einsum("ij,ij->i", held, held))
 
-    def _distances(self, questions: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Squared distances of questions and records, less the length of the question."""
-        return np.asarray(self._lengths - 2 * (questions @ self.x.T))
+    def _distances(self, questions: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Squared distances of questions and records, less the length of the question: whole numbers.
+
+        Guarantees: the distance of a record depends on it and the question alone.
+        """
+        held, lengths = self._laid
+        return np.asarray(lengths - 2 * (on_grid(questions) @ held.T))
 
     def fingerprint(self) -> bytes:
         """See `predictor.Voters`."""
@@ -86,7 +109,7 @@ class NearestVoters(_Records):
         step = max(1, AT_ONCE // max(1, len(self.x), self.count * self.classes))
         for start in range(0, len(questions), step):
             part = questions[start : start + step]
-            nearest = np.full((len(part), self.count * self.classes), np.inf, np.float32)
+            nearest = np.full((len(part), self.count * self.classes), np.inf)
             if len(held):
                 nearest[:, held] = np.minimum.reduceat(inside._distances(part), starts, axis=1)
             said = nearest.reshape(len(part), self.count, self.classes).argmin(axis=2)

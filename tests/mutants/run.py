@@ -41,6 +41,7 @@ AREAS = (
     "local",
     "flower",
     "users",
+    "prediction",
 )
 FLOWER = "tests/integrations/flower"
 """Tests that need Flower run in its environment: that of `make test-flower`, or the one whose Python DPFY_FLOWER_PYTHON names."""

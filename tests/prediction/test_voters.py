@@ -137,6 +137,23 @@ def test_neighbours_one_record_moves_one_vote_also_where_there_are_few():
     assert (NeighbourVotes(X, Y, 4, 7).asked(ASKED)[0](None).value == np.bincount(Y[nearest], minlength=4)).all()
 
 
+def test_the_distance_of_a_record_does_not_depend_on_the_others():
+    """Sums of floats do, in their last digits: with them this fails."""
+    rng = np.random.default_rng(4)
+    x, asked = (rng.normal(size=(n, 37)).astype(np.float32) for n in (101, 9))
+    y = rng.integers(0, 3, 101)
+    whole = NeighbourVotes(x, y, 3, 5)._distances(asked)
+    for kept in (np.arange(101) != 17, np.arange(101) < 3, np.arange(101) >= 50):
+        assert (NeighbourVotes(x[kept], y[kept], 3, 5)._distances(asked) == whole[:, kept]).all()
+        assert (NeighbourVotes(x[kept], y[kept], 3, 5)._distances(asked[:1]) == whole[:1, kept]).all()
+    steps = np.rint(x.astype(np.float64) * 4096).astype(int), np.rint(asked.astype(np.float64) * 4096).astype(int)
+    exact = [[sum(a * a - 2 * a * b for a, b in zip(r.tolist(), q.tolist(), strict=True)) for r in steps[0]] for q in steps[1]]
+    assert (whole == np.array(exact)).all()
+    for wrong in (np.full_like(x, np.nan), x.astype(np.float64)):
+        with pytest.raises(InvalidInput, match="x"):
+            NeighbourVotes(wrong, y, 3, 5)
+
+
 def test_samples_of_neighbours_are_drawn_anew_for_every_answer():
     held = NeighbourVotes(X, Y, 4, 9, 0.3)
     ask = held.asked(ASKED[:1])[0]
