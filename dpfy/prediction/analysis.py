@@ -139,8 +139,8 @@ def divergences(counts: Array, rule: ConfidentVote, orders: Array) -> Array:
 
 def moved(counts: Array) -> Array:
     """Every histogram with one vote moved, one for each pair of different counts: equal classes are alike."""
-    pairs = {}
-    for a in np.flatnonzero(counts >= 1):
+    pairs: dict[tuple[float, float], tuple[int, int]] = {}
+    for a in np.flatnonzero(counts >= 1).tolist():
         for b in range(len(counts)):
             if a != b:
                 pairs.setdefault((counts[a], counts[b]), (a, b))

@@ -11,7 +11,7 @@ import numpy as np
 from dpfy.audit.bench import Bug
 
 
-class Instead:
+class PartInstead:
     """The real part in all that a mistake does not change."""
 
     def __init__(self, real: Any) -> None:
@@ -40,7 +40,7 @@ def by_record(parts: Any) -> Any:
     return replace(parts, teach=teach)
 
 
-class BilledAfter(Instead):
+class BilledAfter(PartInstead):
     """A release is written down when the next one is asked for: the last one never was if the process dies."""
 
     def spend(self, kind: str) -> Any:
@@ -52,7 +52,7 @@ class BilledAfter(Instead):
             self.real._take = writes
 
 
-class Forgetting(Instead):
+class Forgetting(PartInstead):
     """A restart begins with the whole budget again."""
 
     def __init__(self, real: Any) -> None:
@@ -61,7 +61,7 @@ class Forgetting(Instead):
         real._next = dict(real.taken)
 
 
-class FreeChecks(Instead):
+class FreeChecks(PartInstead):
     """Whether the voters agree is looked at with noise that was not paid for."""
 
     def answer(self, ask: Any, purse: Any) -> Any:
@@ -69,7 +69,7 @@ class FreeChecks(Instead):
         return self.real.answer(ask, FreeOf(purse, "check"))
 
 
-class FreeOf(Instead):
+class FreeOf(PartInstead):
     """A purse that hands out one kind of bits, or all but the first, for nothing."""
 
     def __init__(self, real: Any, kind: str, after: int = 0) -> None:
@@ -82,7 +82,7 @@ class FreeOf(Instead):
         return self.real.same(f"free {self.count}") if kind == self.kind and self.count > self.after else self.real.spend(kind)
 
 
-class Empty(Instead):
+class Empty(PartInstead):
     """A memory of answers that never has any."""
 
     def __contains__(self, key: str) -> bool:
