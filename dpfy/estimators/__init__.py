@@ -1,5 +1,6 @@
 """Classical learners with scikit-learn's interface: `fit`, `predict`, a card."""
 
+from dpfy.estimators.clusters import GaussianMixture, KMeans
 from dpfy.estimators.components import PCA
 from dpfy.estimators.estimator import ESTIMATORS, PrivateClassifier, PrivateEstimator, PrivateRegressor, load
 from dpfy.estimators.linear import LinearRegression, LinearSVC, LogisticRegression, PoissonRegressor, Ridge
@@ -22,8 +23,10 @@ __all__ = [
     "AdditiveBoostingRegressor",
     "DecisionTreeClassifier",
     "DecisionTreeRegressor",
+    "GaussianMixture",
     "GradientBoostingClassifier",
     "GradientBoostingRegressor",
+    "KMeans",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",

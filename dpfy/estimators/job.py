@@ -26,6 +26,11 @@ SHORT = {
     "ridge": "Ridge",
     "poisson": "PoissonRegressor",
     "naive-bayes": "NaiveBayes",
+    "boosting": "AdditiveBoostingClassifier",
+    "boosted-trees": "GradientBoostingClassifier",
+    "forest": "RandomForestClassifier",
+    "tree": "DecisionTreeClassifier",
+    "mixture": "GaussianMixture",
 }
 """Names on the command line; every estimator is known by its own name in small letters with dashes, too."""
 
@@ -114,7 +119,8 @@ def predicted(run: Path, data: Path) -> tuple[dict[str, Any], list[str]]:
     told: dict[str, Any] = {"predictions": found.tolist()}
     lines = ["prediction", *(str(value) for value in found.tolist())]
     if hasattr(made, "predict_proba"):
-        chances, names = made.predict_proba(rows), [str(label) for label in made.classes_.tolist()]
+        chances = made.predict_proba(rows)
+        names = [str(label) for label in getattr(made, "classes_", np.arange(chances.shape[1])).tolist()]
         told |= {"classes": names, "probabilities": chances.tolist()}
         lines[0] = ",".join(["prediction", *(f"P({name})" for name in names)])
         lines[1:] = [",".join([a, *(f"{p:.6g}" for p in row)]) for a, row in zip(lines[1:], chances.tolist(), strict=True)]

@@ -246,6 +246,7 @@ def test_a_killed_fit_resumes_to_the_same_release_and_meets_no_other_data(tmp_pa
 
 EXCEPTIONS = {
     "check_dtype_object": "a cell that is no number and no word raises InvalidInput, a ValueError; scikit-learn asks for a TypeError",
+    "check_clustering": "labels of the records are as private as the records: k-means keeps no labels_, which scikit-learn asks for",
 }
 
 
@@ -259,7 +260,7 @@ def test_the_checks_of_scikit_learn(name):
         found = check_estimator(kind(epsilon=1e4, random_state=0, **more), on_fail=None, on_skip=None)
     failed = {r["check_name"]: repr(r["exception"]) for r in found if r["status"] == "failed"}
     assert {k: v for k, v in failed.items() if k not in EXCEPTIONS} == {}
-    assert sum(r["status"] == "passed" for r in found) > 40
+    assert sum(r["status"] == "passed" for r in found) > (35 if name == "GaussianMixture" else 40)  # few checks know densities
 
 
 def test_a_table_is_not_changed():

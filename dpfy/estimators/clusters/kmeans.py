@@ -1,0 +1,147 @@
+"""k-means on private points: a start from a private summary, then noisy rounds about the centres; and the methods that it is
+compared with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClusterMixin, TransformerMixin
+
+from dpfy.core import check
+from dpfy.estimators.bounding import one_of_each
+from dpfy.estimators.budget import Need
+from dpfy.estimators.clusters import aggregate, lloyd, start, summary
+from dpfy.estimators.clusters.points import Ball, Floats, Points
+from dpfy.estimators.clusters.start import Centres
+from dpfy.estimators.columns import refuse_categories
+from dpfy.estimators.estimator import PrivateEstimator, Public
+from dpfy.estimators.explanation import Explanation
+from dpfy.estimators.fitting import Fit
+from dpfy.estimators.records import Records
+
+METHODS = ("coreset", "lloyd", "synopsis", "hybrid", "aggregate")
+RECORDS = "records"
+COUNTED = 0.02
+"""The share of the budget that counts the records, where the size of a grid depends on it."""
+STARTED = {"coreset": 0.5, "lloyd": 0.0, "synopsis": 1.0, "hybrid": 0.5, "aggregate": 1.0}
+"""The share of the budget that the start has; rounds have the rest."""
+MEASURED = 0.1
+"""The share of the budget that measures clusters where there are no rounds, beside that of the start."""
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
+    """k-means of numbers on their scales ([-1, 1], or [0, 1] where a range begins at zero).
+
+    n_clusters:  how many centres.
+    method:      "coreset": a tree of noisy counts and sums as a start, then rounds (default). "lloyd": rounds from well-separated public
+                 seeds. "synopsis": one noisy histogram over a grid; for two or three dimensions. "hybrid": that as a start, then rounds.
+                 "aggregate": the mean of k-means on disjoint blocks.
+    rounds:      noisy rounds of Lloyd's algorithm.
+    budget:      "equal" for all rounds, or "halving": each has half the epsilon of the one before.
+    norm:        a public bound on the distance of scaled rows from the middle of their ranges, to which others are moved; None for all that
+                 the ranges allow.
+    structure:   the public seed of all that is drawn without regard to the records.
+
+    After `fit`: `cluster_centers_` in the units of the columns, `counts_` (noisy), `inertia_` (a noisy sum of squared distances
+    on the scales, of points moved into the balls of the last round). Labels of the records are not kept: `predict` gives them to
+    who has the records.
+    """
+
+    n_clusters: int = 8
+    method: str = "coreset"
+    rounds: int = 3
+    budget: str = "equal"
+    norm: float | None = None
+    structure: int = 0
+
+    def _needs(self, public: Public) -> Sequence[Need]:
+        check.integer("n_clusters", self.n_clusters, most=4096)
+        check.one_of("method", self.method, METHODS)
+        check.integer("structure", self.structure, least=0)
+        if self.norm is not None:
+            check.positive("norm", self.norm)
+        refuse_categories(public.columns, "k-means")
+        width, begun = len(public.columns.columns), STARTED[self.method]
+        found = []
+        if self.method in ("synopsis", "hybrid"):
+            summary.refuse_wide(width)
+            found = [Need(RECORDS, one_of_each(1, public.terms), share=COUNTED)]
+            found.append(Need(summary.CELLS, one_of_each(1, public.terms), share=begun - COUNTED))
+        elif self.method == "coreset":
+            found = [Need(summary.TREE, summary.tree_bound(width), releases=start.levels(self.n_clusters), share=begun)]
+        elif self.method == "aggregate":
+            found = [Need(aggregate.BLOCKS, aggregate.bound(self.n_clusters, width, public.terms), share=begun)]
+        rounds = lloyd.needs(width, self.rounds, self.budget, 1 - begun) if begun < 1 else [lloyd.measure_need(MEASURED)]
+        return [*found, *rounds]
+
+    def _bits(self, public: Public) -> Mapping[str, int]:
+        rounds = {lloyd.round_name(t): lloyd.BITS for t in range(check.integer("rounds", self.rounds, most=1000))}
+        return rounds | {summary.TREE: summary.TREE_BITS, aggregate.BLOCKS: aggregate.BITS, lloyd.MEASURE: lloyd.BITS}
+
+    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+        ball = Ball.of(data.columns, self.norm)
+        points = ball.points(data)
+        found = self._start(points, ball, public, fit)
+        if STARTED[self.method] < 1:
+            found = lloyd.lloyd(points, found, [lloyd.round_name(t) for t in range(self.rounds)], fit)
+        else:
+            found = lloyd.measured(points, found, fit)
+        scale = {"radius": np.array([ball.radius]), "inertia": np.array([found.inertia * ball.radius**2 * found.counts.sum()])}
+        return {"centres": found.centres, "counts": found.counts} | scale
+
+    def _start(self, points: Points, ball: Ball, public: Public, fit: Fit) -> Centres:
+        """Centres to begin with, how many points each has, and a guess of the mean squared distance to them."""
+        unknown = np.ones(self.n_clusters)
+        if self.method == "lloyd":
+            return Centres(lloyd.separated(self.n_clusters, ball.half_widths, self.structure), unknown, 1.0)
+        if self.method == "aggregate":
+            return Centres(aggregate.centres(points, self.n_clusters, fit), unknown, math.nan)
+        if self.method == "coreset":
+            return start.coreset(points, self.n_clusters, self.structure, fit)
+        records = float(fit.release(RECORDS, np.array([len(points)]))[0])
+        side = summary.cells_of(points.shape[1], records, public.terms.epsilon * STARTED[self.method])
+        return start.of(summary.grid(points, records, side, ball.half_widths, fit), self.n_clusters, self.structure)
+
+    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+        self._ball = Ball(self._columns, float(model["radius"][0]))
+        self._centres, self.counts_ = model["centres"], model["counts"]
+        self.cluster_centers_ = self._ball.raw(self._centres)
+        self.inertia_ = float(model["inertia"][0])
+        self._n_features_out = len(self._centres)
+
+    def predict(self, X: Any) -> NDArray[np.int64]:
+        """The nearest centre of each row."""
+        return self._distances(X).argmin(axis=1)
+
+    def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int64]:
+        """Fit, and give the nearest centre of each of the caller's own rows. These labels are as private as the rows: they are
+        not kept.
+        """
+        return self.fit(X, y).predict(X)
+
+    def transform(self, X: Any) -> Floats:
+        """The distance of each row to every centre, on the scales."""
+        return self._distances(X)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Minus the sum of squared distances on the scales; for public rows: it is not noisy."""
+        return -float((self._distances(X).min(axis=1) ** 2).sum())
+
+    def _distances(self, X: Any) -> Floats:
+        rows = (self._given(X).scaled() - self._ball.middle) / self._ball.radius
+        squares = (rows**2).sum(axis=1)[:, None] - 2 * rows @ self._centres.T + (self._centres**2).sum(axis=1)
+        return np.asarray(np.sqrt(np.maximum(squares, 0.0)) * self._ball.radius)
+
+    def explain(self) -> Explanation:
+        """The centres: how many records each has, and where it is."""
+        heads = ("cluster", "records", *self._columns.names)
+        order = np.argsort(-self.counts_)
+        rows = tuple((f"{k}", float(self.counts_[k]), *self.cluster_centers_[k].tolist()) for k in order)
+        return Explanation(heads, rows, "numbers of records and places of centres are noisy")

@@ -1,0 +1,142 @@
+"""Private summaries of points: weighted points that stand for all, from which a start of clusters is made at no further cost.
+
+Tree. Level by level every node, a part of the space, counts its points and sums their places and squared places about its centre,
+in a ball whose radius shrinks with the spread that the level above has shown. A node is then cut through its mean, across the
+coordinate in which it is widest. The last level is the summary. It needs no grid, so that it works in many dimensions.
+
+Grid (synopsis: Su et al. 2016). One histogram over equal cells of the cube; good in two or three dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.errors import Unsupported
+from dpfy.core.values import Bound
+from dpfy.estimators.clusters.points import BITS, STEPS, Floats, Points, blocks, on_grid, shortened
+from dpfy.estimators.fitting import Fit
+
+TREE, CELLS = "summary", "cells"
+SQUARE = 0.5
+"""What squared coordinates weigh beside a count and coordinates."""
+TREE_BOUND = Bound(l2=1.5 * (1 + 2.0**-50))
+"""Of (1, v, v^2 / 2) for v in the unit ball: the sum of fourth powers is at most one."""
+TREE_BITS = STEPS + 1
+WIDE = 3.0
+"""The radius of a ball over the deviation that it was seen to hold."""
+SMALLEST = 2.0**-8
+"""No ball is smaller."""
+MOST_CELLS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Weighted points; `spread` is the mean squared distance of what each stands for."""
+
+    points: Floats
+    weights: Floats
+    spread: Floats
+
+    @property
+    def within(self) -> float:
+        """The mean spread."""
+        return float(np.average(self.spread, weights=np.maximum(self.weights, 1e-9)))
+
+
+def tree_bound(dimensions: int) -> Bound:
+    """What a point adds to a level, with the L1 norm that Laplace noise needs."""
+    return Bound(l2=TREE_BOUND.l2, l1=1 + math.sqrt(dimensions) + SQUARE, linf=1.0)
+
+
+def tree(points: Points, levels: int, fit: Fit) -> Summary:
+    """The summary of so many releases.
+
+    Guarantees: a point adds to one node of each level, a vector of norm at most 1.5. Depends on the points through `Fit.release`
+    alone.
+    """
+    width = points.shape[1]
+    node = np.zeros(len(points), np.int64)
+    centres, radii = np.zeros((1, width)), np.ones(1)
+    noise = fit.round(TREE).deviation
+    for level in range(levels):
+        totals = np.zeros((1 << level, 1 + 2 * width))
+        for part in blocks(len(points)):
+            rows, at = points[part].astype(np.float64), node[part]
+            rows -= centres[at]
+            moved = shortened(rows, np.einsum("ij,ij->i", rows, rows), radii[at])
+            added = np.concatenate([np.ones((len(at), 1)), moved, on_grid(SQUARE * moved**2, TREE_BITS)], axis=1)
+            totals += sums_by(at, added, 1 << level)
+        released = fit.release(TREE, totals, TREE_BITS)
+        counts = np.maximum(released[:, 0], noise)
+        mean = released[:, 1 : 1 + width] / counts[:, None]
+        mean /= np.maximum(np.sqrt((mean**2).sum(axis=1, keepdims=True)), 1.0)
+        variance = released[:, 1 + width :] / SQUARE / counts[:, None] - mean**2
+        spread = np.maximum(variance.sum(axis=1), 0.02)
+        centres, deviation = on_grid(centres + mean * radii[:, None]), radii * np.sqrt(spread)
+        if level < levels - 1:
+            node = _cut(points, node, centres, variance.argmax(axis=1))
+            centres = np.repeat(centres, 2, axis=0)
+            radii = np.repeat(np.clip(WIDE * deviation, SMALLEST, radii), 2)
+    weights = np.where(released[:, 0] > noise, released[:, 0], 0.0)
+    return Summary(centres, weights, deviation**2)
+
+
+def _cut(points: Points, node: NDArray[np.int64], centres: Floats, axis: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The children that points go to: right of the mean of their node in its widest coordinate, or not."""
+    right = np.empty(len(node), bool)
+    for part in blocks(len(node)):
+        at = node[part]
+        coordinate = np.take_along_axis(points[part], axis[at][:, None], axis=1)[:, 0]
+        right[part] = coordinate > centres[at, axis[at]]
+    return 2 * node + right
+
+
+def sums_by(label: NDArray[np.int64], rows: Floats, labels: int) -> Floats:
+    """The sum of the rows of each label."""
+    return np.stack([np.bincount(label, rows[:, k], labels) for k in range(rows.shape[1])], axis=1)
+
+
+def cells_of(dimensions: int, records: float, epsilon: float) -> int:
+    """Cells on each side of the grid: (records epsilon / 10)^(2 d / (2 + d)) in all (Su et al. 2016)."""
+    whole = max(records * epsilon / 10, 1.0) ** (2 * dimensions / (2 + dimensions))
+    side = max(2, int(whole ** (1 / dimensions) + 1e-9))
+    while side > 2 and side**dimensions > MOST_CELLS:
+        side -= 1
+    return side
+
+
+def refuse_wide(dimensions: int) -> None:
+    """Refuse a grid over too many dimensions."""
+    if 2**dimensions > MOST_CELLS:
+        raise Unsupported(
+            f"a grid over {dimensions} dimensions, which has at least 2^{dimensions} cells;", 'use method="coreset"'
+        )
+
+
+def lowered(counts: Floats, whole: float) -> Floats:
+    """Noisy counts, none below zero, that add up to `whole`: all are lowered by one number, and what falls below zero is zero.
+
+    Noise in empty cells goes that way, which nothing else would tell from records.
+    """
+    order = np.sort(counts)[::-1]
+    levels = (np.cumsum(order) - whole) / np.arange(1, len(order) + 1)
+    kept = np.flatnonzero(order > levels)
+    return np.asarray(np.maximum(counts - (levels[kept[-1]] if len(kept) else order[0]), 0.0))
+
+
+def grid(points: Points, records: float, side: int, radius: Floats, fit: Fit) -> Summary:
+    """A histogram over equal cells of the box with these half widths, as weighted points in their middles; `records` is their number."""
+    width = points.shape[1]
+    counts = np.zeros(side**width, np.int64)
+    for part in blocks(len(points)):
+        place = np.clip(np.floor((points[part] / radius + 1) / 2 * side), 0, side - 1).astype(np.int64)
+        counts += np.bincount(place @ (side ** np.arange(width)), minlength=len(counts))
+    weights = lowered(fit.release(CELLS, counts), max(records, 1.0))
+    place = np.arange(len(counts))[:, None] // side ** np.arange(width) % side
+    middles = ((place + 0.5) / side * 2 - 1) * radius
+    spread = float((radius**2).sum()) / 3 / side**2
+    return Summary(on_grid(middles, BITS), weights, np.full(len(counts), spread))

@@ -1,0 +1,304 @@
+"""Clusters: what a point adds follows from it alone and stays within its bound; seeds are public; clusters are found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from sklearn.cluster import KMeans as Plain
+from sklearn.mixture import GaussianMixture as PlainMixture
+
+import dpfy
+from dpfy.core.errors import DpfyError, Unsupported
+from dpfy.core.ledger import Ledger
+from dpfy.core.unit import Adjacency
+from dpfy.data.schema import Category, Number
+from dpfy.estimators import GaussianMixture, KMeans, load
+from dpfy.estimators.budget import Terms
+from dpfy.estimators.clusters import aggregate, lloyd, mixture, points, summary
+from dpfy.estimators.clusters.kmeans import METHODS
+from dpfy.estimators.clusters.weighted import weighted_kmeans
+from dpfy.report.verify import verify
+from dpfy.runs.folder import Place
+
+sys.path.insert(0, str(Path(__file__).parent))
+from replay import distances, totals
+
+KINDS = [*METHODS, "mixture"]
+
+
+def made(kind: str, **more):
+    """An estimator of three clusters by its method, or the mixture."""
+    settings = {"bounds": (-1, 1), "random_state": 0} | more
+    if kind == "mixture":
+        return GaussianMixture(n_components=3, **settings)
+    return KMeans(n_clusters=3, method=kind, **settings)
+
+
+def blobs(count: int = 3000, dimensions: int = 2, seed: int = 0) -> np.ndarray:
+    """Three round clusters, far apart."""
+    rng = np.random.default_rng(seed)
+    middle = np.zeros((3, dimensions))
+    middle[0, 0], middle[1, 0], middle[2, -1] = -0.7, 0.6, 0.7
+    return np.clip(middle[rng.integers(3, size=count)] + rng.normal(0, 0.06, (count, dimensions)), -1, 1)
+
+
+def in_ball(rng: np.random.Generator, count: int, dimensions: int) -> np.ndarray:
+    """Points of the unit ball on the grid, many of them at its edge."""
+    rows = rng.normal(size=(count, dimensions))
+    rows *= (points.SAFE * np.minimum(1.0, 2 * rng.random(count)) / np.linalg.norm(rows, axis=1))[:, None]
+    return points.on_grid(rows).astype(np.float32)
+
+
+@pytest.mark.parametrize("dimensions", [1, 3, 41, 300])
+def test_what_a_point_adds_to_a_round_follows_from_it_alone_and_is_within_the_bound(dimensions):
+    rng = np.random.default_rng(dimensions)
+    rows, centres = in_ball(rng, 97, dimensions), points.on_grid(in_ball(rng, 5, dimensions).astype(float) / 2)
+    radii = rng.uniform(0.01, 1.0, 5)
+    model = mixture.Mixture(rng.dirichlet(np.ones(5)), centres, rng.uniform(1e-4, 0.2, centres.shape))
+    plain, shared = lloyd.needs(dimensions, 1, "equal", 1.0)[0].bound, mixture.bound(dimensions)
+    for whole, bound in (
+        (lambda given: lloyd.totals(given, centres, radii), plain),
+        (lambda given: mixture.totals(given, model, radii), shared),
+    ):
+        alone = np.stack([whole(rows[i : i + 1]) for i in range(len(rows))])
+        assert np.array_equal(alone.sum(axis=0), whole(rows)), "sums are those of single points, without rounding"
+        assert np.array_equal(alone.sum(axis=0), whole(rows[::-1].copy()))
+        assert np.sqrt((alone**2).sum(axis=(1, 2))).max() <= bound.l2
+        assert np.abs(alone).sum(axis=(1, 2)).max() <= bound.l1
+        assert np.sqrt((alone**2).sum(axis=(1, 2))).max() > 0.75 * bound.l2
+
+
+def test_shares_add_up_to_at_most_one_and_are_those_of_the_densities():
+    rng = np.random.default_rng(1)
+    rows = in_ball(rng, 200, 3).astype(float)
+    model = mixture.Mixture(np.array([0.2, 0.5, 0.3]), rng.uniform(-0.5, 0.5, (3, 3)), rng.uniform(0.02, 0.3, (3, 3)))
+    found = mixture.shares(rows, model)
+    assert found.sum(axis=1).max() <= 1
+    far = ((rows[:, None] - model.means) ** 2 / model.variances).sum(axis=2)
+    due = model.weights * np.exp(-far / 2) / np.sqrt(model.variances.prod(axis=1))
+    assert np.abs(found - due / due.sum(axis=1, keepdims=True)).max() < 0.01
+
+
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_record_changes_no_release_by_more_than_its_bound(kind, adjacency):
+    """The first record, which a careless start would take for a seed."""
+    table = blobs(240, 3)
+    estimator, worst = made(kind, adjacency=adjacency, rounds=2), 0.0
+    for extreme in ([1e9, -1e9, 1e9], [0.0, 0.0, 0.0], [-1.0, 1.0, 1.0]):
+        other = table.copy()
+        other[0] = extreme
+        if adjacency == "replace-one":
+            moved, most = distances(estimator, (table, None), (other, None)), 2.0
+        else:
+            moved, most = distances(estimator, (other, None), (other[1:], None)), 1.0
+        assert max(d for _, d in moved) <= most * (1 + 1e-12), moved
+        worst = max(worst, *(d for _, d in moved))
+    assert worst > (0.01 if kind == "aggregate" else 0.5)
+
+
+def test_a_record_of_another_block_changes_two_blocks():
+    one, other = (aggregate.bound(4, 2, Terms(1.0, 1e-6, adjacency)) for adjacency in Adjacency if "zero" not in adjacency.value)
+    assert max(one.l2, other.l2) == pytest.approx(4.0)
+    assert min(one.l2, other.l2) == pytest.approx(4.0 / np.sqrt(2))  # half of what two blocks move
+
+
+def test_blocks_follow_from_points_and_are_of_about_one_size():
+    rows = in_ball(np.random.default_rng(2), 20_000, 2)
+    block = aggregate.blocks_of(rows)
+    assert np.array_equal(aggregate.blocks_of(rows[5:9]), block[5:9])
+    sizes = np.bincount(block, minlength=aggregate.COUNT)
+    assert (sizes > 50).all()  # 100 on average: 5 deviations, false alarms below 1e-4
+    assert (sizes < 160).all()
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 16, 50, 784, 1000])
+@pytest.mark.parametrize("kind", ["coreset", "lloyd", "aggregate", "mixture"])
+def test_what_is_spent_is_what_is_claimed_in_any_number_of_dimensions(kind, dimensions):
+    """The bill, and the noise that is really added: rejected at 2/3 and 3/2 of the scale, false alarms below 1e-9 each."""
+    estimator = made(kind, epsilon=1.0)
+    found = totals(estimator, blobs(40, dimensions), None)
+    assert 1 - 1e-6 <= estimator.card_["guarantee"]["epsilon"] <= 1
+    scales = {r["name"]: r["event"]["noise_multiplier"] * r["bound"] for r in estimator.card_["sections"][0]["rounds"]}
+    noise = np.concatenate([((out - total) / scales[name]).ravel() for name, _, total, out in found])
+    if len(noise) > 300:
+        assert 2 / 3 < noise.std() < 3 / 2
+
+
+@pytest.mark.parametrize("dimensions", range(1, 11))
+def test_grids_spend_what_is_claimed(dimensions):
+    estimator = made("hybrid", epsilon=0.5).fit(blobs(40, dimensions))
+    assert 0.5 * (1 - 1e-6) <= estimator.card_["guarantee"]["epsilon"] <= 0.5
+
+
+def test_a_halving_budget_halves_epsilon_from_round_to_round_at_the_same_price():
+    equal, halving = (KMeans(bounds=(0, 1), method="lloyd", rounds=4, budget=b).fit(blobs(50)) for b in ("equal", "halving"))
+    noises = [r["event"]["noise_multiplier"] for r in halving.card_["sections"][0]["rounds"]]
+    assert np.diff(np.log2(noises)) == pytest.approx([1, 1, 1])
+    assert halving.card_["guarantee"]["epsilon"] == pytest.approx(equal.card_["guarantee"]["epsilon"])
+
+
+def test_seeds_are_public_lie_in_the_ball_and_apart():
+    one, other = (lloyd.separated(8, np.array([0.5, 0.5, 0.5]), s) for s in (0, 1))
+    assert np.array_equal(one, lloyd.separated(8, np.array([0.5, 0.5, 0.5]), 0))
+    assert not np.array_equal(one, other)
+    apart = np.linalg.norm(one[:, None] - one, axis=2)[~np.eye(8, dtype=bool)]
+    assert apart.min() > 0.4
+    assert np.linalg.norm(lloyd.separated(20, np.ones(30), 0), axis=1).max() <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_clusters_are_found(kind):
+    table = blobs(6000)
+    estimator = made(kind, epsilon=2.0).fit(table)
+    centres = estimator.means_ if kind == "mixture" else estimator.cluster_centers_
+    best = Plain(3, n_init=3, random_state=0).fit(table)
+    off = np.linalg.norm(best.cluster_centers_[:, None] - centres, axis=2).min(axis=1)
+    assert off.max() < (0.25 if kind == "aggregate" else 0.08)
+    if kind != "mixture":
+        assert estimator.inertia_ == pytest.approx(-estimator.score(table), rel=0.35, abs=120 if kind == "aggregate" else 0)
+        assert estimator.counts_.sum() == pytest.approx(6000, rel=0.05)
+        assert np.array_equal(estimator.transform(table).argmin(axis=1), estimator.predict(table))
+    assert len(np.unique(estimator.predict(table))) == 3
+    assert str(estimator.explain()).count("\n") >= 3
+
+
+def test_many_clusters_in_many_dimensions_are_found():
+    rng = np.random.default_rng(3)
+    centres = rng.normal(size=(16, 50))
+    centres *= 0.875 / np.linalg.norm(centres, axis=1)[:, None]
+    table = centres[rng.integers(16, size=20_000)] + rng.normal(size=(20_000, 50)) / 8 / np.sqrt(50)
+    found = KMeans(bounds=(-1, 1), norm=1.0, n_clusters=16, random_state=0).fit(table)
+    assert -found.score(table) / len(table) < 0.02  # 1/64 at best
+
+
+@pytest.mark.parametrize("kind", ["diag", "spherical"])
+def test_a_mixture_is_nearly_as_likely_as_that_without_noise(kind):
+    rng = np.random.default_rng(4)
+    z = rng.choice(3, 20_000, p=[0.2, 0.3, 0.5])
+    means, spread = np.array([[-0.6, 0.1], [0.5, 0.5], [0.2, -0.6]]), np.array([[0.05, 0.15], [0.2, 0.05], [0.1, 0.1]])
+    table = np.clip(means[z] + spread[z] * rng.normal(size=(len(z), 2)), -1, 1)
+    found = GaussianMixture(n_components=3, bounds=(-1, 1), covariance_type=kind, epsilon=4.0, random_state=0).fit(table)
+    best = PlainMixture(3, covariance_type=kind, random_state=0, n_init=3).fit(table)
+    assert best.score(table) - 0.1 < found.score(table) <= best.score(table) + 1e-3
+    order = [int(np.linalg.norm(found.means_ - m, axis=1).argmin()) for m in means]
+    assert found.weights_[order] == pytest.approx([0.2, 0.3, 0.5], abs=0.03)
+    if kind == "diag":
+        assert np.sqrt(found.covariances_[order]) == pytest.approx(spread, rel=0.3)
+    assert found.predict_proba(table).sum(axis=1) == pytest.approx(1.0)
+    assert (found.predict_proba(table).argmax(axis=1) == found.predict(table)).all()
+
+
+def test_lowered_counts_are_not_negative_and_add_up():
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        counts = rng.normal(0, 10, int(rng.integers(1, 200)))
+        counts[0] += rng.uniform(0, 1000)
+        whole = float(rng.uniform(1, 2000))
+        found = summary.lowered(counts, whole)
+        assert found.min() >= 0
+        assert found.sum() == pytest.approx(whole)
+        assert (np.diff(found[np.argsort(counts)]) >= 0).all()
+
+
+def test_k_means_of_weights_finds_what_scikit_learn_finds():
+    table = blobs(900, seed=6)
+    centres, label, squares = weighted_kmeans(table, np.ones(900), 3, 0)
+    assert squares.sum() == pytest.approx(Plain(3, n_init=5, random_state=0).fit(table).inertia_, rel=1e-3)
+    assert np.allclose(np.linalg.norm(table - centres[label], axis=1) ** 2, squares)
+    few, _, _ = weighted_kmeans(table[:2], np.zeros(2), 5, 0)
+    assert few.shape == (5, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+def test_every_fit_stands_in_the_ledger_verifies_and_loads(kind, adjacency, tmp_path):
+    estimator = made(kind, adjacency=adjacency, epsilon=0.8, ledger=tmp_path / "people.jsonl", run=tmp_path / "run")
+    table = blobs(200)
+    estimator.fit(table)
+    assert [f for f in verify(tmp_path / "run", ledger=tmp_path / "people.jsonl") if not f.holds] == []
+    assert len(Ledger.read(tmp_path / "people.jsonl").permits()) == 1
+    assert np.array_equal(load(tmp_path / "run").predict(table), estimator.predict(table))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pure_guarantees_and_odd_tables(kind):
+    """One record, equal records, fewer records than clusters, a column of one value, ranges that are bought."""
+    for table in (np.zeros((1, 2)), np.full((50, 2), 0.3), blobs(2), np.c_[blobs(60)[:, :1], np.zeros(60)]):
+        estimator = made(kind, delta=0.0, epsilon=0.1).fit(table)
+        assert estimator.card_["guarantee"]["delta"] == 0
+        assert np.isfinite(estimator.predict(table)).all()
+    bought = made(kind, bounds=None, epsilon=3.0).fit(blobs(3000) * 100)
+    assert [r["name"] for r in bought.card_["sections"][0]["rounds"]][:2] == ["powers of two", "ranges"]
+
+
+def test_a_killed_fit_resumes_to_the_same_release(tmp_path, monkeypatch):
+    table = blobs(300)
+    whole = KMeans(bounds=(-1, 1), n_clusters=3, run=Place(tmp_path / "whole", seed=1)).fit(table)
+    release, done = dpfy.estimators.fitting.Fit.release, []
+
+    def killed(self, *more):
+        done.append(release(self, *more))
+        if len(done) == 5:
+            raise KeyboardInterrupt
+        return done[-1]
+
+    monkeypatch.setattr(dpfy.estimators.fitting.Fit, "release", killed)
+    with pytest.raises(KeyboardInterrupt):
+        KMeans(bounds=(-1, 1), n_clusters=3, run=Place(tmp_path / "run", seed=1)).fit(table)
+    monkeypatch.undo()
+    again = KMeans(bounds=(-1, 1), n_clusters=3, run=Place(tmp_path / "run", seed=1, resume=True)).fit(table)
+    assert np.array_equal(again.cluster_centers_, whole.cluster_centers_)
+
+
+BAD = [
+    (KMeans, {"n_clusters": 0}, "n_clusters"),
+    (KMeans, {"method": "elkan"}, "method"),
+    (KMeans, {"rounds": 0}, "rounds"),
+    (KMeans, {"rounds": "3"}, "rounds"),
+    (KMeans, {"method": "synopsis", "rounds": -1}, "rounds"),
+    (KMeans, {"budget": "double"}, "budget"),
+    (KMeans, {"norm": 0.0}, "norm"),
+    (KMeans, {"structure": -1}, "structure"),
+    (KMeans, {"epsilon": 0}, "epsilon"),
+    (KMeans, {"bounds": (1, 0)}, "bounds"),
+    (GaussianMixture, {"n_components": 0}, "n_components"),
+    (GaussianMixture, {"covariance_type": "full"}, "covariance_type"),
+    (GaussianMixture, {"rounds": 0}, "rounds"),
+    (GaussianMixture, {"norm": -1}, "norm"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "said"), BAD)
+def test_bad_settings_are_one_line_and_spend_nothing(kind, settings, said, tmp_path):
+    with pytest.raises(DpfyError, match=said) as problem:
+        kind(**({"bounds": (-1, 1), "ledger": tmp_path / "people.jsonl"} | settings)).fit(blobs(50))
+    assert "\n" not in str(problem.value)
+    assert not (tmp_path / "people.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", [KMeans, GaussianMixture])
+def test_bad_tables_are_one_line_and_spend_nothing(kind, tmp_path):
+    words = pandas.DataFrame({"age": [1.0, 2.0], "job": ["a", "b"]})
+    schema = (Number("age", (0, 9)), Category("job", ("a", "b")))
+    for settings, table in (
+        ({"schema": schema}, words),
+        ({"bounds": (0, 1)}, np.array([[0.1, np.nan]])),
+        ({"bounds": (0, 1)}, np.array([[0.1, np.inf]])),
+        ({"bounds": (0, 1)}, np.array([["a", "b"]])),
+        ({"bounds": (0, 1)}, np.empty((0, 2))),
+    ):
+        with pytest.raises(DpfyError) as problem:
+            kind(ledger=tmp_path / "people.jsonl", **settings).fit(table)
+        assert "\n" not in str(problem.value)
+        ledger = tmp_path / "people.jsonl"
+        assert not ledger.exists() or not Ledger.read(ledger).permits()
+
+
+def test_a_grid_in_many_dimensions_is_refused_with_the_way_out():
+    with pytest.raises(Unsupported, match="coreset"):
+        KMeans(bounds=(0, 1), method="synopsis").fit(np.zeros((5, 21)))
