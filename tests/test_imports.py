@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "local": {"core", "accounting", "mechanisms", "report", "runs"},
     "estimators": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
     "prediction": {"core", "accounting", "mechanisms", "models", "data", "audit", "report", "runs"},
-    "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "local", "prediction"},
+    "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "local", "prediction", "estimators"},
     "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "synthetic": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},

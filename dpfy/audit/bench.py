@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dpfy.core.guarantee import Curve
@@ -32,7 +32,8 @@ class Bug:
     behind its noise, `after_crash` the folder of a run that was killed, `after_entry` a training that has begun. `scheme` is how
     clients encode their vectors and add shares of noise, `aggregator` who sums them. `grouped` is how records lie by user, `cohort` how
     updates of clients are taken. `protocol` is given a local protocol, `join` the function that makes one loss of a user's,
-    `prediction` the parts of private answers. `caught_by` names the check that must catch it.
+    `prediction` the parts of private answers. `learner` replaces functions of the estimators, each by its full name, in the cases whose
+    names begin with `case`. `caught_by` names the check that must catch it.
     """
 
     name: str
@@ -56,6 +57,8 @@ class Bug:
     protocol: Part = same
     join: Part = same
     prediction: Part = same
+    learner: Mapping[str, Part] = field(default_factory=dict)
+    case: str = ""
 
 
 AS_SHIPPED = Bug("as shipped", "the code as it is", "")
@@ -164,3 +167,7 @@ class Bench(Protocol):
 
     def beside(self, bug: Bug) -> Iterable[tuple[str, int]]:
         """For each way to change a run from outside: how many steps it made after the change."""
+
+    def fits(self, bug: Bug, promise: str) -> Iterable[tuple[str, str, float, float]]:
+        """Fits of classical learners: (case, what was looked at, what was found, what is allowed), for one kind of promise: "neighbours",
+        "noise" or "minima"."""

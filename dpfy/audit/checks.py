@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfy.audit import answers, clients, owners, people, sums, whitebox
+from dpfy.audit import answers, clients, learners, owners, people, sums, whitebox
 from dpfy.audit.bench import Bench, Bug
 from dpfy.audit.families import ClaimedFamily
 from dpfy.core.errors import DpfyError
@@ -298,6 +298,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     **clients.CHECKS,
     **people.CHECKS,
     **answers.CHECKS,
+    **learners.CHECKS,
 }
 
 

@@ -235,6 +235,12 @@ class TrainingBench:
         """Of two services."""
         return answers.cards(bug.prediction)
 
+    def fits(self, bug: Any, promise: str) -> Iterator[tuple[str, str, float, float]]:
+        """Classical learners on neighbours."""
+        from dpfy.estimators.bench import fits
+
+        return fits(bug.learner, promise, bug.case)
+
     def users(self, rows: Array, owners: NDArray[np.int64], bug: Any, *, noise: float, steps: int = 1) -> Array:
         """User-level training on these records, with a bug's parts in place."""
         count = len(np.unique(owners))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dpfy.audit.bench import Bug
-from dpfy.audit.bugs import answers, claims, clients, clipping, local, noise, owners, sampling, shares, users
+from dpfy.audit.bugs import answers, claims, clients, clipping, linear, local, noise, owners, sampling, shares, users
 
 PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *answers.BUGS)
-BUGS: tuple[Bug, ...] = (*noise.BUGS, *clipping.BUGS, *sampling.BUGS, *claims.BUGS, *shares.BUGS, *PEOPLE)
+LEARNERS: tuple[Bug, ...] = (*linear.BUGS,)
+BUGS: tuple[Bug, ...] = (*noise.BUGS, *clipping.BUGS, *sampling.BUGS, *claims.BUGS, *shares.BUGS, *PEOPLE, *LEARNERS)
 """All of them, in the order of the pipeline."""

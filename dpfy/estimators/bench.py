@@ -1,0 +1,226 @@
+"""Fits as the self-test of the audit sees them: recorded on some records, replayed on their neighbours, their noise taken apart."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.unit import Adjacency
+from dpfy.data.schema import Category, Label, Number
+from dpfy.estimators import fitting
+from dpfy.estimators.claim import Round
+
+SCHEMA = (
+    Number("age", (17.0, 90.0)),
+    Category("job", ("clerk", "nurse", "smith"), fill="other"),
+    Number("gain", (0.0, 1000.0), scale="unit", transform="log1p"),
+    Label("rich", ("no", "yes")),
+)
+RECORDS, EXTREME = 60, 7
+SIGMAS = 6.0
+MINIMISE = "dpfy.estimators.linear.minima.minimise"
+Row = tuple[str, str, float, float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An estimator by its name, with settings. `table`: people (columns of the schema), or points (numbers within -1 and 1).
+
+    `hidden` are rounds whose values may be far apart on neighbours: the proof is about the density of what is released, not a distance.
+    """
+
+    estimator: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    table: str = "people"
+    hidden: tuple[str, ...] = ()
+    adjacencies: tuple[str, ...] = (Adjacency.ADD_OR_REMOVE_ONE.value, Adjacency.REPLACE_ONE.value)
+
+
+CASES: dict[str, Case] = {
+    **{f"linear, {solver}": Case("LogisticRegression", {"solver": solver}) for solver in ("gradient", "newton", "functional")},
+    "linear, output": Case("LogisticRegression", {"solver": "output"}),
+    "linear, objective": Case("LogisticRegression", {"solver": "objective"}, hidden=("minimum",)),
+    "linear, bolt-on": Case("LogisticRegression", {"solver": "bolt-on"}, adjacencies=(Adjacency.REPLACE_ONE.value,)),
+    "linear, statistics": Case("LinearRegression", {"solver": "statistics", "norm": 1.2, "target_bounds": (-1, 1)}, "points"),
+    "linear, ranges bought": Case("LinearRegression", {"bounds": None}, "points"),
+    "naive bayes": Case("NaiveBayes"),
+    "components": Case("PCA", {"norm": 1.2}, "points"),
+    "components, norm bought": Case("PCA", {}, "points"),
+}
+"""Every family of estimators has some."""
+
+
+def people(changed: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Records with a word and two amounts. One has the only word of its kind and lies at the ends of the ranges, or, if it is changed, at
+    the other ends."""
+    rng = np.random.default_rng(5)
+    table = np.empty((RECORDS, 3), object)
+    table[:, 0], table[:, 2] = rng.uniform(20, 80, RECORDS), rng.uniform(1, 400, RECORDS)
+    table[:, 1] = rng.choice(np.array(["clerk", "nurse"], object), RECORDS)
+    labels = np.where(table[:, 0] + rng.normal(0, 9, RECORDS) > 50, "yes", "no").astype(object)
+    table[EXTREME] = (17.0, "clerk", 0.0) if changed else (90.0, "smith", 1e9)
+    labels[EXTREME] = "yes" if changed else "no"
+    return table, labels
+
+
+def points(changed: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The same for numbers, with a numeric target."""
+    rng = np.random.default_rng(6)
+    table = rng.uniform(-0.5, 0.5, (RECORDS, 4))
+    target = np.clip(table[:, 0] - table[:, 1] + rng.normal(0, 0.2, RECORDS), -1, 1)
+    table[EXTREME] = -1.0 if changed else 1.0
+    target[EXTREME] = 1.0 if changed else -1.0
+    return table, target
+
+
+@dataclass
+class Tape:
+    """What the releases of a fit were given and what they answered; with `before`, those whose answers are given again."""
+
+    before: list[tuple[Round, Any, Any]] | None = None
+    calls: list[tuple[Round, Any, Any]] = field(default_factory=list)
+
+    def take(self, held: Round, given: Any, answer: Any) -> Any:
+        """Note a release; the answer that its user gets."""
+        if self.before is not None and len(self.calls) < len(self.before):
+            then = self.before[len(self.calls)][2]
+            if np.shape(then) == np.shape(answer):
+                answer = then
+        self.calls.append((held, given, answer))
+        return answer
+
+
+@contextlib.contextmanager
+def _recorded(tape: Tape) -> Iterator[None]:
+    """Every release of a fit goes through the tape."""
+    kind = fitting.Fit
+    release, choose, draw = kind.release, kind.choose_each, kind.draw
+
+    def released(self: Any, name: str, total: Any, bits: int = 0) -> Any:
+        return tape.take(self.round(name), np.array(total, np.float64), release(self, name, total, bits))
+
+    def chosen(self: Any, name: str, scores: Any, bits: int = 0, monotone: bool = False) -> Any:
+        return tape.take(self.round(name), np.array(scores, np.float64), choose(self, name, scores, bits, monotone))
+
+    def drawn(self: Any, name: str, count: int, content: Any) -> Any:
+        return tape.take(self.round(name), np.zeros(count), draw(self, name, count, content))
+
+    with (
+        mock.patch.object(kind, "release", released),
+        mock.patch.object(kind, "choose_each", chosen),
+        mock.patch.object(kind, "draw", drawn),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(parts: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
+    """Functions or methods by their full names, each with what is made of the real one in its place."""
+    with contextlib.ExitStack() as stack:
+        for name, make in parts.items():
+            owner, last = _owner(name)
+            stack.enter_context(mock.patch.object(owner, last, make(getattr(owner, last))))
+        yield
+
+
+def _owner(name: str) -> tuple[Any, str]:
+    """The module or class that holds a name, and the last part of it."""
+    path, last = name.split(".")[:-1], name.rpartition(".")[2]
+    for length in range(len(path), 0, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            owner: Any = importlib.import_module(".".join(path[:length]))
+            for part in path[length:]:
+                owner = getattr(owner, part)
+            return owner, last
+    raise ModuleNotFoundError(name)
+
+
+def _fitted(case: Case, adjacency: str, changed: bool | None, tape: Tape) -> Any:
+    """A fit on the records, on those with one changed, or (None) on those without it."""
+    from dpfy.estimators import ESTIMATORS
+
+    X, y = (people if case.table == "people" else points)(bool(changed))
+    if changed is None:
+        kept = np.arange(RECORDS) != EXTREME
+        X, y = X[kept], y[kept]
+    public: dict[str, Any] = {"schema": SCHEMA} if case.table == "people" else {"bounds": (-1, 1)}
+    made = ESTIMATORS[case.estimator](**{**public, "adjacency": adjacency, "random_state": 3, **case.settings})
+    with _recorded(tape):
+        return made.fit(X, y)
+
+
+def fits(parts: Mapping[str, Callable[[Any], Any]], promise: str, prefix: str = "") -> Iterator[Row]:
+    """What was found of one kind of promise, beside what is allowed, in the cases whose names begin with `prefix`."""
+    look = {"neighbours": _neighbours, "noise": _noise, "minima": _minima}[promise]
+    with replaced(parts):
+        for name, case in CASES.items():
+            if name.startswith(prefix):
+                for adjacency in case.adjacencies:
+                    yield from look(f"{name}, {adjacency}", case, adjacency)
+
+
+def _neighbours(name: str, case: Case, adjacency: str) -> Iterator[Row]:
+    """The same releases, within their bounds, and the same model."""
+    first, moves = Tape(), 2 if adjacency == Adjacency.REPLACE_ONE.value else 1
+    made = _fitted(case, adjacency, False, first)
+    second = Tape(first.calls)
+    other = _fitted(case, adjacency, True if moves == 2 else None, second)
+    yield name, "releases more or fewer", abs(len(first.calls) - len(second.calls)), 0
+    for (held, one, answer), (_, another, again) in zip(first.calls, second.calls, strict=False):
+        yield name, f"other shapes of {held.name}", float(np.shape(one) != np.shape(another)), 0
+        if held.name not in case.hidden and answer is again:
+            choice = isinstance(answer, list)
+            apart = np.abs(one - another).max() if choice else np.linalg.norm(one - another)
+            yield name, f"one record moves {held.name}, in bounds", float(apart) / held.bound, moves * (1 + 1e-12)
+    yield name, "models differ although all noisy values were the same", float(not _same(made, other)), 0
+
+
+def _same(one: Any, other: Any) -> bool:
+    held, again = one.release_.model, other.release_.model
+    return (
+        held.facts == again.facts
+        and held.arrays.keys() == again.arrays.keys()
+        and all(held.arrays[k].tobytes() == again.arrays[k].tobytes() for k in held.arrays)
+    )
+
+
+def _noise(name: str, case: Case, adjacency: str) -> Iterator[Row]:
+    """Noise of the scale of its round, on every value, in all releases of a round together."""
+    tape, found = Tape(), dict[str, list[Any]]()
+    _fitted(case, adjacency, False, tape)
+    for held, given, answer in tape.calls:
+        if not isinstance(answer, list):
+            scale = 1.0 if held.name == "linear term" else held.deviation
+            found.setdefault(held.name, []).append((np.asarray(answer) - given).ravel() / scale)
+    for round_name, parts in found.items():
+        values = np.concatenate(parts)
+        yield name, f"values of {round_name} without noise", float((values == 0).sum()), 1
+        off = (float(np.mean(values**2)) - 1) * math.sqrt(len(values) / 2)
+        yield name, f"deviations by which the noise of {round_name} is off its scale", abs(off), SIGMAS
+
+
+def _minima(name: str, case: Case, adjacency: str) -> Iterator[Row]:
+    """The gradient at what was taken for a minimum, over the tolerance."""
+    seen: list[float] = []
+
+    def watch(real: Any) -> Any:
+        def minimise(objective: Any, tolerance: float) -> Any:
+            found = real(objective, tolerance)
+            seen.append(float(np.linalg.norm(objective.gradient(found))) / tolerance)
+            return found
+
+        return minimise
+
+    if "solver" in case.settings and case.settings["solver"] in ("objective", "output"):
+        with replaced({MINIMISE: watch}):
+            _fitted(case, adjacency, False, Tape())
+        for size in seen:
+            yield name, "the gradient at the minimum, in tolerances", size, 1
