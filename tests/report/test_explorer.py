@@ -218,10 +218,18 @@ def test_silent_and_slow_clients_hold_no_thread(monkeypatch):
         else:
             pytest.fail("a client that sends byte by byte was not cut off in ten minutes")
         assert threading.active_count() <= before + 8
-        while get(made.address)[0] != 200:
+        while not _served(made.address):
             assert time.monotonic() < stopped, "nobody was served in ten minutes"
         assert not [c for c in held if not _ended(c)]
         made.shutdown()
+
+
+def _served(address):
+    """Whether a person gets the page. On a busy machine they may be cut off for being slow, too."""
+    try:
+        return get(address)[0] == 200
+    except OSError:
+        return False
 
 
 def _ended(connection):
