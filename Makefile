@@ -29,10 +29,10 @@ types: setup
 	$(BIN)/mypy
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-all: lint types
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not gpu"
 
 test-gpu: setup
 	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py tests/training/test_mixing_cuda.py tests/training/test_spent.py

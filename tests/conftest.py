@@ -12,6 +12,27 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1]))
 
 
+LONG = (
+    "training/test_faults.py",
+    "accounting/test_laws.py",
+    "estimators/test_estimator.py",
+    "docs/test_blocks.py",
+    "tuning/test_resume.py",
+    "training/test_ranks.py",
+    "fuzz/test_fuzz.py",
+    "training/test_tensor_parallel.py",
+    "training/test_rank_deaths.py",
+)
+"""Files of few tests that take long: begun first, so that no process is left alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((n for n, name in enumerate(LONG) if item.path.as_posix().endswith(f"/tests/{name}")), len(LONG))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_stays_compiled() -> Iterator[None]:
     """The watch looks whether anything was compiled in its process: what one test compiles must not reach the next."""
