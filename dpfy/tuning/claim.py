@@ -113,7 +113,7 @@ class Tuning(Claim):
                 "engine": self.engine,
                 "shown": payment.shows,
                 "space": dict(self.space),
-                "axes": Space.read(self.space).axes(),
+                "axes": Space.read(self.space).axes() if self.space else [],
                 "kinds": [_kind(plan) for plan in self.paid.plans],
             },
         }

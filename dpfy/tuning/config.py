@@ -20,8 +20,8 @@ from dpfy.training import ready
 from dpfy.training.config import JobConfig
 from dpfy.tuning.payment import HELD_OUT, LAWS, PRIVATE, PUBLIC, PUBLIC_DATA, RANDOM, ROUTES, SCORES, SUBSET
 from dpfy.tuning.pool import MOST_WORKERS
-from dpfy.tuning.run import AUTO, Terms
 from dpfy.tuning.space import Settings, Space
+from dpfy.tuning.terms import AUTO, Terms
 
 SEARCHED = ("training", "model")
 """Sections whose fields may be searched."""

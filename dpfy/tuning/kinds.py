@@ -9,8 +9,8 @@ from itertools import product
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
-from dpfy.plan.recipe import Plan, Recipe
-from dpfy.tuning.payment import MOST_KINDS, Paid
+from dpfy.plan.recipe import Recipe
+from dpfy.tuning.payment import MOST_KINDS
 from dpfy.tuning.space import Range, Settings, Space, Whole
 
 Bill = tuple[Event, ...]
@@ -22,9 +22,12 @@ MANY = 4096
 
 @dataclass(frozen=True)
 class Kinds:
-    """Settings sorted by what they cost. `recipes` holds one of each kind; `finals` that of the run on all records after it, if any."""
+    """Settings sorted by what they cost. `recipes` holds one of each kind; `finals` that of the run on all records after it, if any.
 
-    trial: RecipeOf
+    Without `trial` the settings of a trial are found while it runs, and it says itself which kind it is.
+    """
+
+    trial: RecipeOf | None
     final: RecipeOf | None
     costly: tuple[str, ...]
     recipes: tuple[Recipe, ...]
@@ -56,6 +59,25 @@ class Kinds:
         places = {bill: place for place, bill in enumerate(found)}
         return cls(trial, final, tuple(costly), tuple(recipes), tuple(finals), places)
 
+    @classmethod
+    def listed(cls, recipes: Sequence[Recipe]) -> Kinds:
+        """Kinds of trials that find their settings while they run."""
+        found = {recipe.event(1.0): recipe for recipe in recipes}
+        if not 1 <= len(found) <= MOST_KINDS:
+            raise InvalidInput("recipes", f"{len(found)} kinds of trials", f"must be 1 to {MOST_KINDS}")
+        return cls(None, None, (), tuple(found.values()), (), {})
+
+    def recipe(self, settings: Settings, *, final: bool = False) -> Recipe | None:
+        """What a trial with these settings does, or the run on all records; None where it says so itself.
+
+        Guarantees: its bill is that of one of the kinds.
+        """
+        of = self.final if final else self.trial
+        if of is None:
+            return None
+        self.place(settings)
+        return of(settings)
+
     def place(self, settings: Settings) -> int:
         """The kind of these settings."""
         place = self._places.get(_bill(settings, self.trial, self.final))
@@ -65,12 +87,6 @@ class Kinds:
                 "list the values of all settings that change it",
             )
         return place
-
-    def plan(self, settings: Settings, paid: Paid, *, final: bool = False) -> Plan:
-        """The plan of a trial with these settings, or of the run on all records: its own clip norm, and the noise of its kind."""
-        of, plans = (self.final, paid.finals) if final and self.final is not None else (self.trial, paid.plans)
-        kind = plans[self.place(settings)]
-        return Plan(of(settings), kind.noise_multiplier, kind.delta, kind.accountant)
 
     def counts(self, settings: Sequence[Settings]) -> tuple[int, ...]:
         """How many of these are of each kind."""

@@ -23,11 +23,10 @@ from dpfy.report.words import absent
 from dpfy.runs.folder import LEDGER, RunFolder
 from dpfy.training import metrics
 from dpfy.tuning.claim import TRIALS, TUNING, Tuning
-from dpfy.tuning.kinds import Kinds
 from dpfy.tuning.payment import COMPOSITION, NOISY_MAX
-from dpfy.tuning.sealed import TOLD
-from dpfy.tuning.search import Row
+from dpfy.tuning.sealed import Told
 from dpfy.tuning.space import Settings, Space
+from dpfy.tuning.trial import Row
 
 MODEL = "model.safetensors"
 MOST_SHOWN = 200
@@ -38,50 +37,44 @@ NOT_SHOWN = "the exponential mechanism released which trial it chose, not its sc
 
 @dataclass(frozen=True)
 class Selected:
-    """What was selected: its settings, where it lies among the secrets, and its score; nothing where no trial was made."""
+    """What was selected: its number and what it was made with, and where the released run lies among the secrets."""
 
-    claim: Tuning
-    kinds: Kinds
-    settings: Settings | None
-    place: Path | None
-    number: int | None = None
-    score: float | None = None
+    number: int
+    row: Row
+    settings: Settings
+    place: Path
 
     @property
-    def kind(self) -> int:
-        """The kind of the selected run."""
-        return 0 if self.settings is None else self.kinds.place(self.settings)
-
-    @property
-    def plan(self) -> Plan:
-        """Its plan, with its own clip norm."""
-        assert self.settings is not None
-        return self.kinds.plan(self.settings, self.claim.paid, final=True)
+    def told(self) -> Told:
+        """What the released run tells."""
+        return Told.read(self.place)
 
 
-def publish(
-    folder: RunFolder, found: Selected, rows: Mapping[int, Row], files: Callable[[Settings, Plan], Mapping[str, bytes]]
-) -> None:
+Files = Callable[[Settings, Plan], Mapping[str, bytes]]
+"""The files of the selected run beside its model."""
+
+
+def publish(folder: RunFolder, claim: Tuning, found: Selected | None, rows: Mapping[int, Row], files: Files) -> None:
     """Write the selected run into the folder, then its card, and erase everything else.
 
     Guarantees: nothing of another trial is written but what its payment lets be shown; the times of all files are that of the
     reservation, so that nothing tells how long the search took.
     """
-    shown = _shown(found, rows)
-    if found.place is None or found.settings is None:
+    every = _rows(claim, found, rows)
+    if found is None:
         folder.write(MODEL, save({}, metadata={"format": "pt"}))
-        folder.tell(TUNING, settings=absent(NONE_MADE), trials=shown)
+        folder.tell(TUNING, settings=absent(NONE_MADE), trials=[])
         facts = card.Facts(_about(folder), 0)
     else:
-        held = _held(found)
-        for name, content in {**files(found.settings, found.plan), MODEL: (found.place / MODEL).read_bytes()}.items():
+        told = found.told
+        for name, content in {**files(found.settings, told.plan), MODEL: (found.place / MODEL).read_bytes()}.items():
             folder.write(name, content)
         if noted := _metrics(found.place):
             folder.write(metrics.FILE, noted)
-        folder.tell(TUNING, **_told(found, held["told"]), trials=shown)
-        facts = card.Facts(held["provenance"] | _about(folder), held["releases"])
-    if not found.claim.payment.random:
-        folder.write(TRIALS, "".join(json.dumps(row) + "\n" for row in _rows(found, rows)).encode())
+        folder.tell(TUNING, **_told(claim, found, told), trials=_few(every))
+        facts = card.Facts({**told.provenance, **_about(folder)}, told.steps)
+    if not claim.payment.random:
+        folder.write(TRIALS, "".join(json.dumps(row) + "\n" for row in every).encode())
     folder.finish(facts)
     same_times(folder.path)
 
@@ -91,12 +84,6 @@ def same_times(path: Path) -> None:
     began = next(body["time"] for body in Ledger.read(path / LEDGER).bodies if body["type"] == "reserve")
     for file in (*path.iterdir(), path):
         os.utime(file, (began, began), follow_symlinks=False)
-
-
-def _held(found: Selected) -> dict[str, Any]:
-    assert found.place is not None
-    read = json.loads((found.place / TOLD).read_bytes())
-    return {"told": read["told"], "provenance": read["provenance"], "releases": int(read["releases"])}
 
 
 def _metrics(place: Path) -> bytes:
@@ -110,20 +97,16 @@ def _about(folder: RunFolder) -> dict[str, str]:
     return {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
 
 
-def _told(found: Selected, told: Mapping[str, Any]) -> dict[str, Any]:
+def _told(claim: Tuning, found: Selected, told: Told) -> dict[str, Any]:
     """What the section tells: the selected settings, how the run was trained, and what it all cost."""
-    trained = {key: value for key, value in Training(found.plan).describe().items() if key != "title"}
-    score = absent(NOT_SHOWN) if found.claim.payment.route == NOISY_MAX else number(found.score)
-    return (
-        dict(told)
-        | trained
-        | {"settings": dict(found.settings or {}), "score": score, "selected_kind": found.kind, "bill": bill(found)}
-    )
+    trained = {key: value for key, value in Training(told.plan).describe().items() if key != "title"}
+    score = absent(NOT_SHOWN) if claim.payment.route == NOISY_MAX else number(found.row.score)
+    own = {"settings": dict(found.settings), "score": score, "selected_kind": found.row.kind, "bill": bill(claim, told.plan)}
+    return {**told.section, **trained, **own}
 
 
-def bill(found: Selected) -> dict[str, Any]:
+def bill(claim: Tuning, plan: Plan) -> dict[str, Any]:
     """The bill of the search beside that of the run, and what the same budget would have bought without a search."""
-    claim, plan = found.claim, found.plan
     whole = figures.Bill(claim.event, claim.adjacency, claim.accountant, claim.delta)
     total, alone = figures.epsilon(whole), figures.epsilon(whole.of(plan.event))
     untuned = plan.recipe.calibrate(total, claim.delta, accountant=claim.accountant, allow_large_delta=True).noise_multiplier
@@ -139,26 +122,24 @@ def bill(found: Selected) -> dict[str, Any]:
     }
 
 
-def _shown(found: Selected, rows: Mapping[int, Row]) -> list[dict[str, Any]]:
-    """The trials that may be published, for the card: at most `MOST_SHOWN`, the selected one among them."""
-    every = _rows(found, rows)
-    mine = [row for row in every if row.get("selected")]
-    return mine + [row for row in every if not row.get("selected")][: MOST_SHOWN - len(mine)]
+def _few(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The trials that are repeated on the card: at most `MOST_SHOWN`, the selected one first."""
+    return sorted(every, key=lambda row: not row["selected"])[:MOST_SHOWN]
 
 
-def _rows(found: Selected, rows: Mapping[int, Row]) -> list[dict[str, Any]]:
+def _rows(claim: Tuning, found: Selected | None, rows: Mapping[int, Row]) -> list[dict[str, Any]]:
     """Every trial that may be published: all of a search that is billed trial by trial, else the selected one alone."""
-    payment = found.claim.payment
-    if payment.random:
-        return [] if found.settings is None else [_row(found, found.settings, {"score": number(found.score)}, True)]
+    if claim.payment.random:
+        return [] if found is None else [_row(claim, found.settings, {"score": number(found.row.score)}, True)]
     made = []
     for place, row in rows.items():
-        score = {"score": row.score if math.isfinite(row.score) else None} if payment.route == COMPOSITION else {}
-        steps = {} if row.steps >= found.kinds.plan(row.settings, found.claim.paid).recipe.steps else {"pruned_after": row.steps}
-        made.append(_row(found, row.settings, score | steps, place == found.number))
+        steps = {} if row.steps >= claim.paid.plans[row.kind].recipe.steps else {"pruned_after": row.steps}
+        score = {"score": row.score if math.isfinite(row.score) else None} if claim.payment.route == COMPOSITION else {}
+        made.append(_row(claim, row.settings, score | steps, found is not None and place == found.number))
     return made
 
 
-def _row(found: Selected, settings: Settings, told: Mapping[str, Any], selected: bool) -> dict[str, Any]:
-    """A trial as it is published, with its place in the space, for the picture."""
-    return {"settings": dict(settings), **told, "selected": selected, "at": Space.read(found.claim.space).at(settings)}
+def _row(claim: Tuning, settings: Settings, told: Mapping[str, Any], selected: bool) -> dict[str, Any]:
+    """A trial as it is published, with its place in the space, where there is one, for the picture."""
+    at = {"at": Space.read(claim.space).at(settings)} if set(claim.space) == set(settings) else {}
+    return {"settings": dict(settings), **told, "selected": selected, **at}

@@ -37,9 +37,9 @@ from dpfy.tuning.config import SearchConfig
 from dpfy.tuning.engine import Engine, RandomSearch
 from dpfy.tuning.job import Show, prepared, right
 from dpfy.tuning.run import Tuned
-from dpfy.tuning.search import Search, listed
+from dpfy.tuning.search import Search
 from dpfy.tuning.space import Settings
-from dpfy.tuning.trial import Source, Task, Trial
+from dpfy.tuning.trial import Source, Task, Trial, listed
 
 WORK, ASKED = ".search", "search.json"
 
@@ -141,7 +141,7 @@ def _searched(
                 settings = engine.ask(number, np.random.default_rng([key, number]))
                 plan = stand_in(_plan(config, settings), len(found.train))
                 device = devices[number % len(devices)]
-                yield Task(search.place(number), number, settings, plan, None, source, objective, device=device)
+                yield Task(search.place(number), number, settings, plan.recipe, (plan,), None, source, objective, device=device)
 
     def told(task: Task, row: Any) -> None:
         engine.tell(task.number, row.settings, row.score)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpfy import accounting
 from dpfy.accounting import rdp
-from dpfy.core import check, events, reading
+from dpfy.core import events, reading
 from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
@@ -31,25 +30,13 @@ from dpfy.tuning.claim import TUNING, Tuning
 from dpfy.tuning.engine import Engine, RandomSearch
 from dpfy.tuning.kinds import Kinds
 from dpfy.tuning.parts import Parts
-from dpfy.tuning.payment import (
-    COMPOSITION,
-    HELD_OUT,
-    LAWS,
-    NOISY_MAX,
-    PUBLIC,
-    RANDOM,
-    SUBSET,
-    Paid,
-    Payment,
-    Target,
-    calibrated,
-)
+from dpfy.tuning.payment import COMPOSITION, NOISY_MAX, RANDOM, SUBSET, Paid, calibrated
 from dpfy.tuning.sealed import secret_of
-from dpfy.tuning.search import Row, Search, listed
+from dpfy.tuning.search import Search
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.trial import Source, Task, Trial
+from dpfy.tuning.terms import Terms
+from dpfy.tuning.trial import Row, Source, Task, Trial, listed
 
-AUTO = "auto"
 WORTH = 1.15
 """A Poisson number of trials, of which few are small, is taken where it needs no more than so many times the noise of a geometric one."""
 ASKED = "settings.json"
@@ -60,56 +47,6 @@ RecipeFor = Callable[[Settings, int], Recipe]
 """What a run with these settings does to so many records."""
 Scaled = Callable[[Settings, float], Settings]
 """The settings for a part of the records, from those for all of them and the share that it is."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a search may cost, and how it is paid for. All of it is public.
-
-    `trials` is their number, or its mean where it is random (`law`: logarithmic, geometric, poisson, or auto). `score` says whose records
-    trials are scored on; `held_out` is the share of the records that is kept for that, `sample` the share that a search on a subset
-    sees.
-    """
-
-    epsilon: float
-    delta: float
-    records: int
-    trials: float = 20
-    route: str = RANDOM
-    law: str = AUTO
-    score: str = PUBLIC
-    held_out: float = 0.1
-    sample: float = 0.1
-    prune: bool = False
-    accountant: str = accounting.DEFAULT
-    adjacency: str = "add-or-remove-one"
-
-    def __post_init__(self) -> None:
-        check.one_of("law", self.law, (AUTO, *LAWS))
-        check.inside_unit("held_out", self.held_out)
-        check.integer("records", self.records, most=check.RECORDS)
-        Target(self.epsilon, self.delta)
-        for shape in self.shapes:
-            self.payment(shape, adaptive=self.prune)
-
-    @property
-    def shapes(self) -> tuple[float, ...]:
-        """The laws that come into question, the one to prefer first."""
-        return (LAWS["poisson"], LAWS["geometric"]) if self.law == AUTO else (LAWS[self.law],)
-
-    def payment(self, shape: float, *, adaptive: bool) -> Payment:
-        """The payment with this law of the number of trials."""
-        return Payment(self.route, self.trials, shape, self.score, adaptive, self.prune, self.sample, self.adjacency)  # type: ignore[arg-type]
-
-    @property
-    def parts(self) -> Parts:
-        """Who takes part in what."""
-        return Parts(self.records, self.held_out if self.score == HELD_OUT else 0.0, self.sample if self.route == SUBSET else 1.0)
-
-    @property
-    def target(self) -> Target:
-        """What everything may cost."""
-        return Target(self.epsilon, self.delta, self.adjacency, self.accountant)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -149,8 +86,8 @@ class Work:
 
 def tune(
     objective: Callable[[Trial], float],
-    space: Space | Mapping[str, Any],
-    recipe: RecipeFor,
+    space: Space | Mapping[str, Any] | None,
+    recipe: RecipeFor | Sequence[Recipe],
     terms: Terms,
     run: Place | str | Path,
     *,
@@ -161,14 +98,17 @@ def tune(
 
     `objective` trains by `trial.plan` in `trial.run` (:func:`dpfy.fit` takes both) and returns a score, larger is better. `recipe` says,
     for settings and a number of records, what a trial does to the data; the noise is added here, so that everything together costs
-    what `terms` say. Settings that change the bill (batch size, steps) are lists.
+    what `terms` say. Settings that change the bill (batch size, steps) are lists. Where an engine draws settings while a trial runs,
+    `space` is None and `recipe` a list: what trials may do, one recipe for each bill; the trial then asks for `trial.planned(recipe)`.
 
     Guarantees: the whole event is reserved before the first trial; every trial is made under a permit for one of the events in it. What
     is not covered by a theorem is refused. A search that was killed is resumed to the same selection; nothing but it leaves the folder.
     """
-    where, work = (Space.read(space) if not isinstance(space, Space) else space), work or Work()
+    where, work = Space.read(space) if isinstance(space, Mapping) else space, work or Work()
     place = run if isinstance(run, Place) else Place(run)
-    chosen = RandomSearch(where) if engine is None else engine
+    if engine is None and where is None:
+        raise InvalidInput("space", None, "must be given, or an engine that draws settings itself")
+    chosen: Engine = RandomSearch(where) if engine is None and where is not None else engine  # type: ignore[assignment]
     parts = terms.parts
     kinds = _kinds(where, recipe, terms, work)
     claim = _held(place, where, chosen, terms) or _planned(where, chosen, kinds, terms, place, work)
@@ -179,8 +119,16 @@ def tune(
         return _Searching(folder, claim, kinds, chosen, objective, parts, work).done()
 
 
-def _kinds(space: Space, recipe: RecipeFor, terms: Terms, work: Work) -> Kinds:
+def _kinds(space: Space | None, recipe: RecipeFor | Sequence[Recipe], terms: Terms, work: Work) -> Kinds:
     parts = terms.parts
+    if space is None or not callable(recipe):
+        if callable(recipe) or space is not None or terms.route == SUBSET:
+            raise InvalidInput(
+                "recipe",
+                recipe,
+                "must be a list of recipes where there is no space, and a function of settings where there is one",
+            )
+        return Kinds.listed(recipe)
     if terms.route != SUBSET:
         return Kinds.of(space, lambda settings: recipe(settings, parts.training))
     if work.scaled is None:
@@ -194,14 +142,14 @@ def _kinds(space: Space, recipe: RecipeFor, terms: Terms, work: Work) -> Kinds:
     )
 
 
-def _planned(space: Space, engine: Engine, kinds: Kinds, terms: Terms, place: Place, work: Work) -> Tuning:
+def _planned(space: Space | None, engine: Engine, kinds: Kinds, terms: Terms, place: Place, work: Work) -> Tuning:
     """The claim of a new search: the least noise with which it costs what was asked for."""
     work.progress("calibrating", None)
     adaptive, seed, counts = engine.adaptive or terms.prune, None, tuple[int, ...]()
     terms.payment(terms.shapes[0], adaptive=adaptive)
     if terms.route in (COMPOSITION, NOISY_MAX):
         seed = secrets.randbits(62) if place.seed is None else place.seed
-        if not adaptive:
+        if not adaptive and space is not None:
             counts = kinds.counts([engine.ask(n, _public(seed, n)) for n in range(int(terms.trials))])
     found: list[Paid] = []
     for shape in terms.shapes if terms.route in (RANDOM, SUBSET) else terms.shapes[:1]:
@@ -209,7 +157,11 @@ def _planned(space: Space, engine: Engine, kinds: Kinds, terms: Terms, place: Pl
     paid = found[0]
     if len(found) > 1 and max(_ratios(*found)) > WORTH:
         paid = found[1]
-    return Tuning(paid, space.words(), engine.name, seed)
+    return Tuning(paid, _words(space), engine.name, seed)
+
+
+def _words(space: Space | None) -> dict[str, str]:
+    return {} if space is None else space.words()
 
 
 def _ratios(one: Paid, other: Paid) -> Iterator[float]:
@@ -221,7 +173,7 @@ def _public(seed: int, number: int) -> np.random.Generator:
     return np.random.default_rng([seed, number])
 
 
-def _held(place: Place, space: Space, engine: Engine, terms: Terms) -> Tuning | None:
+def _held(place: Place, space: Space | None, engine: Engine, terms: Terms) -> Tuning | None:
     """The claim of a search that is resumed, which must be of the same terms."""
     path = Path(place.path)
     if not place.resume or not (path / LEDGER).is_file():
@@ -233,7 +185,7 @@ def _held(place: Place, space: Space, engine: Engine, terms: Terms) -> Tuning | 
     if not isinstance(held, Tuning):
         raise InvalidInput("resume", str(path), "holds no search")
     asked = terms.payment(held.payment.shape, adaptive=engine.adaptive or terms.prune)
-    if held.payment != asked or held.space != space.words() or held.engine != engine.name:
+    if held.payment != asked or held.space != _words(space) or held.engine != engine.name:
         raise InvalidInput("resume tuning", "another search", "must be the one that the folder holds")
     if (held.delta, held.accountant) != (terms.delta, terms.accountant):
         raise InvalidInput("resume tuning", "other terms", "must be those that the folder holds")
@@ -274,9 +226,11 @@ class _Searching:
         if payment.route == NOISY_MAX:
             number = self._chosen()
         if number is None:
-            return self._published(None, None)
-        settings = self._asked(number) if payment.random else self.search.rows[number].settings
-        return self._published(settings, self._on_all(settings) if paid.finals else self.search.place(number), number)
+            return self._published(None)
+        row = self.search.rows[number]
+        settings = self._asked(number) if payment.random and self.kinds.trial is not None else row.settings
+        place = self._on_all(settings) if paid.finals else self.search.place(number)
+        return self._published(outcome.Selected(number, row, settings, place))
 
     def _tasks(self, count: int) -> Iterator[Task]:
         """The trials, as many as there are; with a filter, as many as fit."""
@@ -286,7 +240,7 @@ class _Searching:
                 number += 1
                 continue
             settings = self._asked(number)
-            if self.claim.payment.pruned and not self._fits(settings):
+            if self.claim.payment.pruned and not self._fits():
                 return
             yield self._task(number, settings)
             number += 1
@@ -307,21 +261,31 @@ class _Searching:
     def _task(self, number: int, settings: Settings, *, final: bool = False) -> Task:
         paid, work = self.claim.paid, self.work
         used = settings if final or not paid.finals or work.scaled is None else work.scaled(settings, self.claim.payment.sample)
-        apart = self.parts.held_out > 0 or self.parts.sample < 1
         return Task(
-            self.search.place(number), number, used, self.kinds.plan(settings, paid, final=final), paid.score, self.source, self.objective,
-            self.parts if apart else None, final, self.engine.prune if self.claim.payment.pruned else None, work.checkpoint_every,
-            work.devices[number % len(work.devices)],
-        )  # fmt: skip
+            self.search.place(number),
+            number,
+            used,
+            self.kinds.recipe(settings, final=final),
+            paid.finals if final else paid.plans,
+            paid.score,
+            self.source,
+            self.objective,
+            parts=self.parts if self.parts.held_out > 0 or self.parts.sample < 1 else None,
+            final=final,
+            prune=self.engine.prune if self.claim.payment.pruned else None,
+            checkpoint_every=work.checkpoint_every,
+            device=work.devices[number % len(work.devices)],
+        )
 
     def _told(self, number: int, row: Row) -> None:
         self.engine.tell(number, row.settings, row.score)
         self.made += 1
         self.work.progress("searching", self.made)
 
-    def _fits(self, settings: Settings) -> bool:
-        """Whether the whole of one more trial fits under what was reserved, at every order."""
-        spent = [self._billed(row) for row in self.search.rows.values()] + [self.kinds.plan(settings, self.claim.paid).event]
+    def _fits(self) -> bool:
+        """Whether the whole of one more trial, of any kind, fits under what was reserved, at every order."""
+        worst = events.one_of(plan.event for plan in self.claim.paid.plans)
+        spent = [*(self._billed(row) for row in self.search.rows.values()), worst]
         total, budget = (
             rdp.divergences(event, self.claim.adjacency) for event in (events.Composed(tuple(spent)), self.claim.event)
         )
@@ -329,7 +293,7 @@ class _Searching:
 
     def _billed(self, row: Row) -> events.Event:
         """What a trial released: all of its plan, or the steps that it made before it was pruned."""
-        plan = self.kinds.plan(row.settings, self.claim.paid)
+        plan = self.claim.paid.plans[row.kind]
         recipe = plan.recipe
         if row.steps >= recipe.steps or row.steps == 0:
             return plan.event if row.steps else events.Nothing()
@@ -354,11 +318,9 @@ class _Searching:
         task()
         return task.place
 
-    def _published(self, settings: Settings | None, place: Path | None, number: int | None = None) -> Tuned:
+    def _published(self, found: outcome.Selected | None) -> Tuned:
         self.work.progress("card", None)
-        score = None if number is None else self.search.rows[number].score
-        found = outcome.Selected(self.claim, self.kinds, settings, place, number, score)
-        outcome.publish(self.folder, found, self.search.rows, self.work.publish)
+        outcome.publish(self.folder, self.claim, found, self.search.rows, self.work.publish)
         return finished(self.folder.path)
 
 

@@ -129,6 +129,7 @@ class SealedRun(RunFolder):
         told = facts() if callable(facts) else facts
         sections = {name: dict(part) for name, part in ({**self.told, **told.sections}).items()}
         body = {"provenance": dict(told.provenance), "releases": told.releases, "told": sections.get(TRAINING, {})}
+        body["plan"] = self.plan.to_json()
         self.write(TOLD, json.dumps(body, allow_nan=False).encode())
         return self.path
 
@@ -139,16 +140,6 @@ class SealedRun(RunFolder):
         noted = [json.loads(line)["step"] + 1 for line in file.read_text().splitlines()] if file.is_file() else []
         return max([kept, *noted])
 
-    def outcome(self) -> Mapping[str, Any]:
-        """What a finished trial has to tell."""
-        try:
-            held = reading.parsed_json(TOLD, reading.content(TOLD, self.path / TOLD, name=TOLD))
-        except InvalidInput as problem:
-            raise Corrupt(TOLD, problem.rule) from None
-        if not isinstance(held, dict) or {"provenance", "releases", "told"} - set(held):
-            raise Corrupt(TOLD, "does not hold what a trial tells")
-        return held
-
     def abandon(self) -> None:
         """Nothing is undone: a trial is a part of the search."""
 
@@ -157,6 +148,25 @@ class SealedRun(RunFolder):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Nothing to let go of."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a trained trial has to tell: its plan, its section of a card, where and how it ran, and how many steps it made."""
+
+    plan: Plan
+    section: Mapping[str, Any]
+    provenance: Mapping[str, str]
+    steps: int
+
+    @classmethod
+    def read(cls, place: Path) -> Told:
+        """That of the trial in `place`."""
+        try:
+            held = reading.parsed_json(TOLD, reading.content(TOLD, place / TOLD, name=TOLD))
+            return cls(Plan.from_json(held["plan"]), held["told"], held["provenance"], int(held["releases"]))
+        except (InvalidInput, KeyError, TypeError, ValueError):
+            raise Corrupt(TOLD, "does not hold what a trial tells") from None
 
 
 def secret_of(search: Randomness, number: int) -> Randomness:

@@ -1,6 +1,6 @@
 """A search under way: trials are made, scored and compared; only the best is kept, and a search that was killed goes on to the same one.
 
-    checkpoint/scores.jsonl (0600)   {"trial": 4, "score": 0.91, "steps": 100, "settings": {...}}    one line a trial
+    checkpoint/scores.jsonl (0600)   {"trial": 4, "score": 0.91, "settings": {...}, ...}    one line a trial
     checkpoint/trials/000004/ (0700) the best so far, and those under way
 
 Nothing of this leaves checkpoint/, which is erased when the run ends.
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dpfy.core import reading
 from dpfy.core.errors import Corrupt
@@ -22,28 +21,7 @@ from dpfy.runs.mark import SEARCH_LOG as LOG
 from dpfy.runs.mark import SEARCH_TRIALS as FOLDER
 from dpfy.runs.mark import erase_folder
 from dpfy.tuning.pool import Pool
-from dpfy.tuning.space import Settings
-from dpfy.tuning.trial import WORST, Task, steps_of
-
-
-@dataclass(frozen=True)
-class Row:
-    """A trial that is over: its score, the steps it made, and its settings."""
-
-    score: float
-    steps: int
-    settings: Settings
-
-    def line(self, number: int) -> bytes:
-        """As it is written down."""
-        body = {
-            "trial": number,
-            "score": None if self.score == WORST else self.score,
-            "steps": self.steps,
-            "settings": self.settings,
-        }
-        return (json.dumps(body) + "\n").encode()
-
+from dpfy.tuning.trial import Row, Task
 
 Tell = Callable[[Task, Row], None]
 """Told of every trial that has just ended."""
@@ -82,8 +60,8 @@ class Search:
         (self.secrets / FOLDER).mkdir(mode=0o700, exist_ok=True)
         handle = os.open(self.secrets / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_MODE)
         try:
-            for task, score in self.pool.scores(self._left(tasks)):
-                tell(task, self._note(handle, task, score))
+            for task, _ in self.pool.scores(self._left(tasks)):
+                tell(task, self._note(handle, task))
         finally:
             os.close(handle)
         return self.best
@@ -91,11 +69,11 @@ class Search:
     def _left(self, tasks: Iterable[Task]) -> Iterator[Task]:
         return (task for task in tasks if task.number not in self.rows)
 
-    def _note(self, handle: int, task: Task, score: float) -> Row:
+    def _note(self, handle: int, task: Task) -> Row:
         """Write the score down, then forget the worse of this trial and the best so far."""
         number = task.number
-        row = Row(score, steps_of(self.place(number)), task.settings)
-        os.write(handle, row.line(number))
+        row = Row.read(self.place(number))
+        os.write(handle, (json.dumps({"trial": number} | row.to_json()) + "\n").encode())
         os.fsync(handle)
         self.rows[number] = row
         lost = number
@@ -122,14 +100,8 @@ def _read(log: Path) -> dict[int, Row]:
     for line in whole.splitlines():
         row = reading.parsed_json(LOG, line)
         try:
-            score = WORST if row["score"] is None else float(row["score"])
-            found[int(row["trial"])] = Row(score, int(row["steps"]), listed(row["settings"]))
+            found[int(row["trial"])] = Row.from_json(row)
         except (KeyError, TypeError, ValueError):
             rule = "holds a line that is no score: the search cannot be resumed; start a new one"
             raise Corrupt(f"checkpoint/{LOG}", rule) from None
     return found
-
-
-def listed(settings: Mapping[str, Any]) -> Settings:
-    """Settings as JSON gives them back: lists are tuples again."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records, as_records
 from dpfy.mechanisms.discrete import DiscreteGaussian
-from dpfy.plan.recipe import Plan
+from dpfy.plan.recipe import Plan, Recipe
 from dpfy.tuning.parts import Parts
 from dpfy.tuning.sealed import SealedRun, held, secret_of
 from dpfy.tuning.space import Settings
@@ -47,10 +47,47 @@ class Trial:
     What it prints, stores or returns may tell of a trial that is not selected: it should do nothing but train and score.
     """
 
-    def __init__(self, task: Task, run: SealedRun, permit: Permit | None) -> None:
-        self.settings, self.plan, self.run, self.device = dict(task.settings), task.plan, run, task.device
-        self._task, self._score, self._permit = task, task.score, permit
-        self.counted: float | None = None
+    def __init__(self, task: Task) -> None:
+        self.settings, self.device, self._task = dict(task.settings), task.device, task
+        self.kind, self.counted, self.notes = 0, None, dict[str, Any]()
+        self._plan: Plan | None = None
+        self._run: SealedRun | None = None
+
+    counted: float | None
+
+    @property
+    def plan(self) -> Plan:
+        """What the trial does to the data, with the noise that the search pays for."""
+        if self._plan is None:
+            raise InvalidInput("trial.plan", None, "say first what the trial does: trial.planned(recipe)")
+        return self._plan
+
+    @property
+    def run(self) -> SealedRun:
+        """The folder to train in."""
+        if self._run is None:
+            raise InvalidInput("trial.run", None, "say first what the trial does: trial.planned(recipe)")
+        return self._run
+
+    def planned(self, recipe: Recipe) -> Plan:
+        """The plan of a recipe, with the noise of its kind; for searches whose trials find their settings while they run. Once a trial.
+
+        Guarantees: a recipe whose bill is none of those that the search reserved is refused.
+        """
+        task, bill = self._task, recipe.event(1.0)
+        if self._plan is not None:
+            raise InvalidInput("trial.planned", "a second recipe", "a trial trains once")
+        place = next((k for k, kind in enumerate(task.kinds) if kind.recipe.event(1.0) == bill), None)
+        if place is None:
+            raise InvalidInput(
+                "trial", "settings with another bill", "nothing was reserved for it: name it among the kinds of trials"
+            )
+        kind = task.kinds[place]
+        plan = Plan(recipe, kind.noise_multiplier, kind.delta, kind.accountant)
+        permit = task.source.permit(plan.event, task.number, recipe.steps)
+        self._run = SealedRun(task.place, plan, permit, task.secret, task.checkpoint_every)
+        self._plan, self.kind = plan, place
+        return plan
 
     def train(self, data: object) -> Records:
         """The records that this trial trains on: all of them, those not held out for scores, or a search's sample of them."""
@@ -79,21 +116,21 @@ class Trial:
         With noise and a bill where scores are released; as it is where the exponential mechanism will choose among them, and nobody else
         sees them. Refused where the search has no bill for it.
         """
-        if self._score is None:
+        task, score = self._task, self._task.score
+        if score is None:
             raise Unsupported(
                 "a score on private records that nothing is reserved for", "search with score='held-out' or score='training'"
             )
         check.integer("right", right, least=0)
-        if self._task.final:  # it is selected already, and nothing pays for one more look
+        if task.final:  # it is selected already, and nothing pays for one more look
             return math.nan
-        if self._permit is None:
-            self.counted = float(right)
-        else:
+        if self.counted is not None:
+            raise InvalidInput("trial.count", "a second score", "a trial is scored once")
+        self.counted = float(right)
+        if isinstance(score, events.DiscreteGaussian):
             self.run.bind("score", str(right).encode())
-            assert isinstance(self._score, events.DiscreteGaussian)
-            total = Bounded(right, Bound.scalar(1), self.plan.recipe.unit)
-            noisy = DiscreteGaussian(self._score.sigma).release(total, self._permit, self.run.randomness)
-            self.counted = float(noisy.value)
+            total, permit = Bounded(right, Bound.scalar(1), self.plan.recipe.unit), task.source.permit(score, task.number, 1)
+            self.counted = float(DiscreteGaussian(score.sigma).release(total, permit, self.run.randomness).value)
         return self.counted
 
 
@@ -123,13 +160,49 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A trial that is over: its score, the steps it made, its kind and its settings; `notes` are an engine's own."""
+
+    score: float
+    steps: int
+    kind: int
+    settings: Settings
+    notes: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written down."""
+        score = None if self.score == WORST else self.score
+        return {"score": score, "steps": self.steps, "kind": self.kind, "settings": self.settings, "notes": dict(self.notes)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Row:
+        """What `to_json` wrote; lists of settings are tuples again."""
+        score = WORST if data["score"] is None else float(data["score"])
+        return cls(score, int(data["steps"]), int(data["kind"]), listed(data["settings"]), dict(data["notes"]))
+
+    @classmethod
+    def read(cls, place: Path) -> Row:
+        """That of a trial which is over."""
+        return cls.from_json(reading.parsed_json(SCORE, (place / SCORE).read_bytes()))
+
+
+def listed(settings: Mapping[str, Any]) -> Settings:
+    """Settings as JSON gives them back: lists are tuples again."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+
+
+@dataclass(frozen=True)
 class Task:
-    """All that a process needs to make one trial."""
+    """All that a process needs to make one trial: what it does (`recipe`), or None where it says so itself, and plans of all kinds.
+
+    Settings and kind are what the trial was made with, and are kept with its score.
+    """
 
     place: Path
     number: int
     settings: Settings
-    plan: Plan
+    recipe: Recipe | None
+    kinds: tuple[Plan, ...]
     score: events.Event | None
     source: Source
     objective: Callable[[Trial], float]
@@ -146,27 +219,30 @@ class Task:
         the data and the generators of Python, NumPy and torch.
         """
         with held(self.place):
-            if (known := _kept(self.place)) is not None:
-                return known
-            secret = secret_of(self.source.randomness, self.number)
-            permit = self.source.permit(self.plan.event, self.number, self.plan.recipe.steps)
-            run = SealedRun(self.place, self.plan, permit, secret, self.checkpoint_every)
-            scored = None
-            if isinstance(self.score, events.DiscreteGaussian) and not self.final:
-                scored = self.source.permit(self.score, self.number, 1)
-            trial, steps = Trial(self, run, scored), self.plan.recipe.steps
-            with _seeded(secret):
+            if (self.place / SCORE).is_file():
+                return Row.read(self.place).score
+            trial, steps = Trial(self), None
+            if self.recipe is not None:
+                trial.planned(self.recipe)
+            with _seeded(self.secret):
                 try:
                     score = self._made(trial)
                 except Pruned:
-                    score, steps = WORST, min(steps, run.steps_made())
-            body = {"score": None if score == WORST else score, "steps": steps}
-            write_atomically(self.place / SCORE, json.dumps(body).encode(), mode=PRIVATE_MODE)
+                    score, steps = WORST, min(trial.plan.recipe.steps, trial.run.steps_made())
+            row = Row(score, trial.plan.recipe.steps if steps is None else steps, trial.kind, trial.settings, trial.notes)
+            write_atomically(self.place / SCORE, json.dumps(row.to_json()).encode(), mode=PRIVATE_MODE)
             return score
+
+    @property
+    def secret(self) -> Randomness:
+        """The secret of this trial."""
+        return secret_of(self.source.randomness, self.number)
 
     def _made(self, trial: Trial) -> float:
         try:
             found = self.objective(trial)
+        except InvalidInput as problem:  # not the value, which may be of a trial that nobody is to know of
+            raise TrialFailed(f"a trial failed: {problem.field}: {problem.rule}") from None
         except DpfyError as problem:
             raise TrialFailed(f"a trial failed: {problem}") from None
         except Pruned:
@@ -199,19 +275,6 @@ def as_score(found: Any) -> float:
     except (TypeError, ValueError):
         raise TrialFailed("a trial's score is no number: return a float, larger is better") from None
     return score if math.isfinite(score) else WORST
-
-
-def steps_of(place: Path) -> int:
-    """The steps that a trial which is over has made."""
-    return check.integer("steps", reading.parsed_json(SCORE, (place / SCORE).read_bytes())["steps"], least=0)
-
-
-def _kept(place: Path) -> float | None:
-    """The score of a trial that is made."""
-    if not (place / SCORE).is_file():
-        return None
-    score = reading.parsed_json(SCORE, (place / SCORE).read_bytes())["score"]
-    return WORST if score is None else float(score)
 
 
 @contextmanager

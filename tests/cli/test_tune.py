@@ -101,8 +101,8 @@ def test_a_search_that_was_stopped_is_resumed_from_its_folder_alone(capsys, tmp_
 
     noted = searches.Search._note
 
-    def note(self, handle, task, score):
-        noted(self, handle, task, score)
+    def note(self, handle, task):
+        noted(self, handle, task)
         raise Killed
 
     whole = json.loads(call(capsys, "tune", *FAST, *OVER, *SEEDED, "--out", tmp_path / "whole", "--json")[1])

@@ -10,7 +10,8 @@ import torch
 import dpfy
 from dpfy.plan.recipe import Recipe
 from dpfy.runs.folder import Place
-from dpfy.tuning.run import Terms, Tuned, Work, tune
+from dpfy.tuning.run import Tuned, Work, tune
+from dpfy.tuning.terms import Terms
 from dpfy.tuning.trial import Trial
 
 RECORDS, FEATURES, STEPS = 300, 4, 6
