@@ -6,8 +6,9 @@ STAMP := $(VENV)/.ready
 RUN ?= runs/$(shell date +%Y%m%d-%H%M%S)
 
 FLOWER := .venv-flower
+RAY := .venv-ray
 
-.PHONY: setup train test test-all test-gpu test-flower mutants fuzz lint types bench docs wheel clean
+.PHONY: setup train test test-all test-gpu test-flower test-ray mutants fuzz lint types bench docs wheel clean
 
 setup: $(STAMP)
 
@@ -47,6 +48,17 @@ $(FLOWER)/.ready: pyproject.toml constraints.txt
 
 test-flower: $(FLOWER)/.ready
 	OMP_NUM_THREADS=1 $(FLOWER)/bin/pytest -m "not gpu" tests/integrations/flower
+
+# Ray is large, and starts processes of its own: its tests have an environment of their own.
+$(RAY)/.ready: pyproject.toml constraints.txt
+	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	grep -vE '^(packaging|pyarrow|pandas)==' constraints.txt > $(RAY)/constraints.txt
+	$(RAY)/bin/pip install --quiet --disable-pip-version-check -c $(RAY)/constraints.txt "setuptools>=77" wheel torch pytest
+	$(RAY)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c $(RAY)/constraints.txt -e ".[ray]"
+	touch $(RAY)/.ready
+
+test-ray: $(RAY)/.ready
+	OMP_NUM_THREADS=1 $(RAY)/bin/pytest -m "not gpu" tests/integrations/ray
 
 fuzz: setup
 	$(BIN)/python tests/fuzz/fuzzer.py commands --seed $(or $(SEED),1) --start $(or $(START),0) --count $(or $(COUNT),10000)

@@ -33,7 +33,9 @@ class Bug:
     clients encode their vectors and add shares of noise, `aggregator` who sums them. `grouped` is how records lie by user, `cohort` how
     updates of clients are taken. `protocol` is given a local protocol, `join` the function that makes one loss of a user's,
     `prediction` the parts of private answers. `learner` replaces functions of the estimators, each by its full name, in the cases whose
-    names begin with `case`. `caught_by` names the check that must catch it.
+    names begin with `case`. Of a search for settings, `trials` is given what draws their number, `shown` what says which outputs leave it,
+    `scored` and `held_out` are given a trial, and `proposed` what proposes settings, with the list of scores so far. `caught_by` names
+    the check that must catch it.
     """
 
     name: str
@@ -59,6 +61,11 @@ class Bug:
     prediction: Part = same
     learner: Mapping[str, Part] = field(default_factory=dict)
     case: str = ""
+    trials: Part = same
+    shown: Part = same
+    scored: Part = same
+    held_out: Part = same
+    proposed: Callable[[Any, list[float]], Any] = lambda engine, scores: engine
 
 
 AS_SHIPPED = Bug("as shipped", "the code as it is", "")
@@ -171,3 +178,15 @@ class Bench(Protocol):
     def fits(self, bug: Bug, promise: str) -> Iterable[tuple[str, str, float, float]]:
         """Fits of classical learners: (case, what was looked at, what was found, what is allowed), for one kind of promise: "neighbours",
         "noise" or "minima"."""
+
+    def selected(self, bug: Bug, *, canary: bool) -> tuple[float, NDArray[np.int64]]:
+        """Claimed epsilon of a search, and what left many of them that love the trial which memorises a canary, there or not."""
+
+    def scores(self, bug: Bug) -> tuple[float, Array, Array]:
+        """Of the trials of a search on records held out: the noise of a score that is billed, scores as they are used, and exact ones."""
+
+    def parts(self, bug: Bug) -> tuple[set[int], set[int]]:
+        """Records that trials of a search were trained on, and those that they were scored on."""
+
+    def proposals(self, bug: Bug, *, score: float) -> list[Any]:
+        """The settings of all trials of a search whose scores are `score`, or fall from it."""

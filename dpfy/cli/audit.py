@@ -200,7 +200,7 @@ def selftest(
     import torch
 
     from dpfy.audit import selftest as suite
-    from dpfy.federated.bench import FederatedBench
+    from dpfy.cli.whole_bench import WholeBench
 
     torch.set_num_threads(1)
 
@@ -210,7 +210,7 @@ def selftest(
         line = f"{'ok    ' if row.good else 'FAILED'} {row.bug.name}: {words} ({seconds:.1f} s)"
         print(line, file=sys.stderr) if as_json else say(line)
 
-    rows = suite.run(FederatedBench(), every=every, show=show)
+    rows = suite.run(WholeBench(), every=every, show=show)
     good = all(row.good for row in rows)
     seconds = sum(sum(row.seconds.values()) for row in rows)
     summary = {"good": good, "bugs": len(rows) - 1, "seconds": round(seconds, 1), "rows": [row.to_json() for row in rows]}

@@ -15,6 +15,8 @@ EXTRAS = {
     "flwr": "flower",
     "starlette": "serve",
     "uvicorn": "serve",
+    "optuna": "optuna",
+    "ray": "ray",
     "mkdocs": "docs",
 }
 """Import name to the extra of dpfy that brings it; what is not here comes with dpfy itself, or under its own name."""

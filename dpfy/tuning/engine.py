@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from dpfy.tuning.space import Settings, Space
+from dpfy.tuning.trial import Row
 
 RANDOM_SEARCH = "random"
 
@@ -26,7 +27,7 @@ class Engine(Protocol):
     def ask(self, number: int, rng: np.random.Generator, begun: Settings | None = None) -> Settings:
         """The settings of a trial; `begun` are those of a trial that was under way when the search was stopped."""
 
-    def tell(self, number: int, settings: Settings, score: float) -> None:
+    def tell(self, number: int, row: Row) -> None:
         """How a trial did."""
 
     def prune(self, number: int, score: float) -> bool:
@@ -45,7 +46,7 @@ class RandomSearch:
         """A draw."""
         return self.space.draw(rng) if begun is None else begun
 
-    def tell(self, number: int, settings: Settings, score: float) -> None:
+    def tell(self, number: int, row: Row) -> None:
         """It does not matter."""
 
     def prune(self, number: int, score: float) -> bool:

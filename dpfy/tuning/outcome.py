@@ -102,7 +102,7 @@ def _told(claim: Tuning, found: Selected, told: Told) -> dict[str, Any]:
     trained = {key: value for key, value in Training(told.plan).describe().items() if key != "title"}
     score = absent(NOT_SHOWN) if claim.payment.route == NOISY_MAX else number(found.row.score)
     own = {"settings": dict(found.settings), "score": score, "selected_kind": found.row.kind, "bill": bill(claim, told.plan)}
-    return {**told.section, **trained, **own}
+    return {**told.section, **trained, **own, **({"notes": dict(found.row.notes)} if found.row.notes else {})}
 
 
 def bill(claim: Tuning, plan: Plan) -> dict[str, Any]:

@@ -12,6 +12,7 @@ Scores are of public records, or of private ones: *held out* of training by coin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -197,6 +198,14 @@ def calibrated(
 
     Guarantees: the accountant's epsilon of the whole event, at the noise returned, is at most the target's.
     """
+    return _calibrated(payment, target, tuple(recipes), tuple(finals), tuple(counts))
+
+
+@functools.lru_cache(maxsize=64)
+def _calibrated(
+    payment: Payment, target: Target, recipes: tuple[Recipe, ...], finals: tuple[Recipe, ...], counts: tuple[int, ...]
+) -> Paid:
+    """A bill takes long to compute: the same search is calibrated once a process."""
     if not 1 <= len(recipes) <= MOST_KINDS:
         raise InvalidInput(
             "search",
@@ -224,7 +233,7 @@ def calibrated(
             tuple(Plan(r, factor * s, target.delta, target.accountant) for r, s in zip(rs, noises, strict=False))
             for rs in (recipes, finals)
         )
-        return Paid(payment, plans, last, None if score is None else payment.score_event(factor * score), tuple(counts))
+        return Paid(payment, plans, last, None if score is None else payment.score_event(factor * score), counts)
 
     every, close = range(len(recipes)), calibrate.TOLERANCE if len(recipes) == 1 else ROUGH
     noises = _each(lambda s, k: trials([s], [k], [sum(counts)] if counts else []), target, len(recipes), close, payment)

@@ -131,7 +131,7 @@ def _searched(
     key = _seed(work, config, seed)
     search = Search(work, pool.of(config.tune.workers))
     for number, row in search.rows.items():
-        engine.tell(number, row.settings, row.score)
+        engine.tell(number, row)
     objective, source = PublicObjective(config, data), Source(None, "public", Randomness.for_tests(key))
     devices = config.tune.devices or (config.job.runtime.device,)
 
@@ -144,7 +144,7 @@ def _searched(
                 yield Task(search.place(number), number, settings, plan.recipe, (plan,), None, source, objective, device=device)
 
     def told(task: Task, row: Any) -> None:
-        engine.tell(task.number, row.settings, row.score)
+        engine.tell(task.number, row)
         progress("searching on public data", len(search.rows))
 
     best = search.made(tasks(), told)

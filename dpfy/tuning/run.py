@@ -35,11 +35,10 @@ from dpfy.tuning.sealed import secret_of
 from dpfy.tuning.search import Search
 from dpfy.tuning.space import Settings, Space
 from dpfy.tuning.terms import Terms
-from dpfy.tuning.trial import Row, Source, Task, Trial, listed
+from dpfy.tuning.trial import ASKED, Row, Source, Task, Trial, listed
 
 WORTH = 1.15
 """A Poisson number of trials, of which few are small, is taken where it needs no more than so many times the noise of a geometric one."""
-ASKED = "settings.json"
 FINAL = 10**6
 """The number of the run on all records, behind those of all trials."""
 
@@ -278,7 +277,7 @@ class _Searching:
         )
 
     def _told(self, number: int, row: Row) -> None:
-        self.engine.tell(number, row.settings, row.score)
+        self.engine.tell(number, row)
         self.made += 1
         self.work.progress("searching", self.made)
 

@@ -27,7 +27,7 @@ from dpfy.tuning.parts import Parts
 from dpfy.tuning.sealed import SealedRun, held, secret_of
 from dpfy.tuning.space import Settings
 
-SCORE = "score.json"
+SCORE, ASKED = "score.json", "settings.json"
 WORST = -math.inf
 
 
@@ -88,6 +88,21 @@ class Trial:
         self._run = SealedRun(task.place, plan, permit, task.secret, task.checkpoint_every)
         self._plan, self.kind = plan, place
         return plan
+
+    def drew(self, name: str, value: Any) -> None:
+        """Keep a setting that was drawn while the trial runs: made again after a crash, the trial finds it in `settings`."""
+        self.settings[name] = value
+        write_atomically(self._task.place / ASKED, json.dumps(self.settings).encode(), mode=PRIVATE_MODE)
+
+    @property
+    def number(self) -> int:
+        """Which trial of the search this is."""
+        return self._task.number
+
+    @property
+    def score(self) -> events.Event | None:
+        """What the score on private records releases; None where trials are scored on public ones."""
+        return self._task.score
 
     def train(self, data: object) -> Records:
         """The records that this trial trains on: all of them, those not held out for scores, or a search's sample of them."""

@@ -8,7 +8,7 @@ import torch
 from dpfy.audit import checks, selftest
 from dpfy.audit.bench import AS_SHIPPED
 from dpfy.audit.bugs import BUGS
-from dpfy.federated.bench import FederatedBench
+from dpfy.cli.whole_bench import WholeBench
 
 LISTED = 27
 
@@ -17,7 +17,7 @@ LISTED = 27
 def bench():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield FederatedBench()
+    yield WholeBench()
     torch.set_num_threads(threads)
 
 

@@ -42,6 +42,7 @@ AREAS = (
     "flower",
     "users",
     "prediction",
+    "tuning",
 )
 FLOWER = "tests/integrations/flower"
 """Tests that need Flower run in its environment: that of `make test-flower`, or the one whose Python DPFY_FLOWER_PYTHON names."""

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dpfy.audit.bench import Bug
-from dpfy.audit.bugs import answers, claims, clients, clipping, linear, local, noise, owners, sampling, shares, users
+from dpfy.audit.bugs import answers, claims, clients, clipping, linear, local, noise, owners, sampling, searches, shares, users
 
 PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *answers.BUGS)
 LEARNERS: tuple[Bug, ...] = (*linear.BUGS,)
-BUGS: tuple[Bug, ...] = (*noise.BUGS, *clipping.BUGS, *sampling.BUGS, *claims.BUGS, *shares.BUGS, *PEOPLE, *LEARNERS)
+BUGS: tuple[Bug, ...] = (
+    *noise.BUGS,
+    *clipping.BUGS,
+    *sampling.BUGS,
+    *claims.BUGS,
+    *shares.BUGS,
+    *PEOPLE,
+    *LEARNERS,
+    *searches.BUGS,
+)
 """All of them, in the order of the pipeline."""
