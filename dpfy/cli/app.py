@@ -17,6 +17,7 @@ from dpfy.cli import (
     boundary,
     calibrate,
     compare,
+    compare_estimators,
     compare_local,
     compare_mechanisms,
     compare_runs,
@@ -74,6 +75,7 @@ compare.app.command("runs")(compare_runs.runs)
 compare.app.command("mechanisms")(compare_mechanisms.mechanisms)
 compare.app.command("local")(compare_local.local)
 compare.app.command("users")(compare_users.users)
+compare.app.command("estimators")(compare_estimators.estimators)
 app.add_typer(compare.app, name="compare")
 app.add_typer(tune.app, name="tune")
 
