@@ -34,7 +34,8 @@ class Bug:
     updates of clients are taken. `protocol` is given a local protocol, `join` the function that makes one loss of a user's,
     `prediction` the parts of private answers. `learner` replaces functions of the estimators, each by its full name, in the cases whose
     names begin with `case`. Of a search for settings, `trials` is given what draws their number, `shown` what says which outputs leave it,
-    `scored` and `held_out` are given a trial, and `proposed` what proposes settings, with the list of scores so far. `caught_by` names
+    `scored` and `held_out` are given a trial, and `proposed` what proposes settings, with the list of scores so far. `synthesis` is
+    given the steps of a synthetic table. `caught_by` names
     the check that must catch it.
     """
 
@@ -66,6 +67,7 @@ class Bug:
     scored: Part = same
     held_out: Part = same
     proposed: Callable[[Any, list[float]], Any] = lambda engine, scores: engine
+    synthesis: Part = same
 
 
 AS_SHIPPED = Bug("as shipped", "the code as it is", "")
@@ -190,3 +192,9 @@ class Bench(Protocol):
 
     def proposals(self, bug: Bug, *, score: float) -> list[Any]:
         """The settings of all trials of a search whose scores are `score`, or fall from it."""
+
+    def syntheses(self, bug: Bug) -> Iterable[tuple[str, Callable[[Any], Any], Any, Any, bool]]:
+        """For each pair of tables: name, a synthesis, the two tables, and whether they are strangers rather than neighbours."""
+
+    def synthetic_squares(self, bug: Bug) -> tuple[float, float]:
+        """The sum of squares of all measurements of a synthesis, and what is claimed."""

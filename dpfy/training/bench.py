@@ -32,6 +32,7 @@ from dpfy.noise.stream import NoiseStream
 from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import EXACT, RECORD, UNIT, Plan, dpsgd
 from dpfy.prediction import bench as answers
+from dpfy.synthetic import bench as synthetic
 from dpfy.training.audited import observe_crash, observe_error, observe_gradients, observe_write
 from dpfy.training.user_audit import observe_users
 
@@ -240,6 +241,14 @@ class TrainingBench:
         from dpfy.estimators.bench import fits
 
         return fits(bug.learner, promise, bug.case)
+
+    def syntheses(self, bug: Any) -> Iterator[tuple[str, Any, Any, Any, bool]]:
+        """Syntheses of two tables each."""
+        return synthetic.runs(bug.synthesis)
+
+    def synthetic_squares(self, bug: Any) -> tuple[float, float]:
+        """What the measurements of a synthesis take, and what is claimed."""
+        return synthetic.spent(bug.synthesis)
 
     def users(self, rows: Array, owners: NDArray[np.int64], bug: Any, *, noise: float, steps: int = 1) -> Array:
         """User-level training on these records, with a bug's parts in place."""

@@ -43,6 +43,7 @@ AREAS = (
     "users",
     "prediction",
     "tuning",
+    "synthetic",
 )
 FLOWER = "tests/integrations/flower"
 """Tests that need Flower run in its environment: that of `make test-flower`, or the one whose Python DPFY_FLOWER_PYTHON names."""

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from dpfy.audit.bench import Bug
-from dpfy.audit.bugs import answers, claims, clients, clipping, linear, local, noise, owners, sampling, searches, shares, users
+from dpfy.audit.bugs import (
+    answers,
+    claims,
+    clients,
+    clipping,
+    linear,
+    local,
+    noise,
+    owners,
+    sampling,
+    searches,
+    shares,
+    tables,
+    users,
+)
 
-PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *answers.BUGS)
+PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *answers.BUGS, *tables.BUGS)
 LEARNERS: tuple[Bug, ...] = (*linear.BUGS,)
 BUGS: tuple[Bug, ...] = (
     *noise.BUGS,
