@@ -28,16 +28,18 @@ MAY_IMPORT = {
     "report": {"core", "accounting", "plan", "audit"},
     "runs": {"core", "report"},
     "queries": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
+    "labels": {"core", "accounting", "mechanisms", "models", "data", "report", "runs", "training"},
     "local": {"core", "accounting", "mechanisms", "report", "runs"},
     "estimators": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
     "prediction": {"core", "accounting", "mechanisms", "models", "data", "audit", "report", "runs"},
-    "training": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "local", "prediction", "estimators", "synthetic"},
+    "training": BELOW_PLAN
+    | {"plan", "models", "data", "report", "runs", "local", "prediction", "estimators", "synthetic", "labels"},
     "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "synthetic": BELOW_PLAN | {"data", "report", "runs"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},
-    "studies": ABOVE_PLAN | {"federated", "local", "estimators", "tuning", "synthetic", "prediction"},
-    "cli": ABOVE_PLAN | {"studies", "federated", "local", "estimators", "tuning", "synthetic", "prediction"},
+    "studies": ABOVE_PLAN | {"federated", "local", "estimators", "tuning", "synthetic", "prediction", "labels"},
+    "cli": ABOVE_PLAN | {"studies", "federated", "local", "estimators", "tuning", "synthetic", "prediction", "labels"},
 }
 """DESIGN's table; that training imports report is explained in docs/decisions.md."""
 

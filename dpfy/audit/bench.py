@@ -31,7 +31,8 @@ class Bug:
     claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model. `after_error` is given a training whose step failed
     behind its noise, `after_crash` the folder of a run that was killed, `after_entry` a training that has begun. `scheme` is how
     clients encode their vectors and add shares of noise, `aggregator` who sums them. `grouped` is how records lie by user, `cohort` how
-    updates of clients are taken. `protocol` is given a local protocol, `join` the function that makes one loss of a user's,
+    updates of clients are taken. `labels` is given the parts of a release of labels,
+    `protocol` a local protocol, `join` the function that makes one loss of a user's,
     `prediction` the parts of private answers. `learner` replaces functions of the estimators, each by its full name, in the cases whose
     names begin with `case`. Of a search for settings, `trials` is given what draws their number, `shown` what says which outputs leave it,
     `scored` and `held_out` are given a trial, and `proposed` what proposes settings, with the list of scores so far. `synthesis` is
@@ -57,6 +58,7 @@ class Bug:
     aggregator: Part = same
     grouped: Part = same
     cohort: Part = same
+    labels: Part = same
     protocol: Part = same
     join: Part = same
     prediction: Part = same
@@ -152,6 +154,15 @@ class Bench(Protocol):
 
     def reports(self, bug: Bug) -> Iterable[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
         """For each local protocol: name, claimed epsilon, and reports on two values, as numbers of what an attacker tells apart."""
+
+    def label_answers(self, bug: Bug) -> Iterable[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
+        """For each way to answer for labels: name, claimed epsilon, and what is seen of records with one label, and with another."""
+
+    def labels_replayed(self, bug: Bug) -> Iterable[tuple[str, bool, bool]]:
+        """For each way, with answers replayed on other labels: whether questions, and what is learnt, stay the same."""
+
+    def labels_asked(self, bug: Bug) -> Iterable[tuple[str, int]]:
+        """For each way, in how many questions a label took part at most."""
 
     def kept_answers(self, bug: Bug) -> tuple[float, NDArray[np.int64], NDArray[np.int64]]:
         """The claimed epsilon of a protocol that keeps an answer, and guesses from many reports of devices with one value, and another."""

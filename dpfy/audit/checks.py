@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfy.audit import answers, clients, learners, owners, people, searches, sums, tables, whitebox
+from dpfy.audit import answers, clients, labels, learners, owners, people, searches, sums, tables, whitebox
 from dpfy.audit.bench import Bench, Bug
 from dpfy.audit.families import ClaimedFamily
 from dpfy.core.errors import DpfyError
@@ -294,6 +294,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "cancelling uses": cancelling,
     "batch statistics": batch_statistics,
     **sums.CHECKS,
+    **labels.CHECKS,
     **owners.CHECKS,
     **clients.CHECKS,
     **people.CHECKS,

@@ -187,6 +187,27 @@ def _judged(seen: Evidence, confidence: float) -> Any:
     return *finished.by_answers(seen.margins, seen.included, claim, confidence), family
 
 
+@app.command("labels")
+def labels(
+    method: Annotated[str, typer.Option(help="rr, lp-mst or alibi.")] = "rr",
+    epsilon: Annotated[float, typer.Option(help="What is claimed for one label.")] = 1.0,
+    canaries: Annotated[int, typer.Option(help="Labels that are drawn by coins and guessed.")] = 20_000,
+    confidence: Confidence = 0.95,
+    as_json: Json = False,
+) -> None:
+    """Attack a release of labels: how well do its answers tell which of two labels a record has? No data is read: labels are coins."""
+    from dpfy.audit import labels as audited
+    from dpfy.labels import bench
+    from dpfy.labels.method import Method
+
+    _check(confidence, None, canaries)
+    scores, coins = bench.inferred(Method.of(method), epsilon, canaries, seed=1)
+    verdict = audited.inference(scores, coins, epsilon=epsilon, confidence=confidence)
+    advantage = f"label-inference advantage: {verdict.bound.detail['advantage']:.3f}"
+    tell(verdict.to_json(), [verdict.sentence, advantage, f"does not show: {audited.DOES_NOT_SHOW}."], as_json=as_json)
+    raise typer.Exit(1 if verdict.violated else 0)
+
+
 @app.command("selftest")
 def selftest(
     every: Annotated[

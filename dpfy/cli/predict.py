@@ -13,6 +13,8 @@ from dpfy.cli.answer import one_line, tell
 
 ESTIMATOR = "estimator.safetensors"
 """The file of a run of `dpfy fit`."""
+ANSWERS = "answers.safetensors"
+"""A file of a run of `dpfy train --protect labels`."""
 
 RELEASED = "released"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -62,7 +64,12 @@ def released(
     if (run / ESTIMATOR).is_file():
         _by_estimator(run, data, out, as_json)
         return
-    found = predictions.predict(run, data)
+    if (run / ANSWERS).is_file():
+        from dpfy.labels import job
+
+        found = job.predicted(run, data)
+    else:
+        found = predictions.predict(run, data)
     told = found.to_json() | {"run": str(run)}
     if out is not None:
         predictions.write(found, run, out)

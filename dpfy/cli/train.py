@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from dpfy.cli import train_labels
 from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
 from dpfy.core.errors import DpfyError
@@ -69,7 +70,9 @@ def train(
     path: Annotated[str | None, _option("File of your own: .csv, .parquet, .npz.")] = None,
     records: Annotated[str | None, _option("Public number to train on, less those held out.")] = None,
     model: Annotated[str | None, _option("scattering-linear, linear, mlp, ...")] = None,
-    epsilon: Annotated[float | None, _option("Epsilon to reach (default 3).")] = None,
+    protect: Annotated[str | None, _option("records (default), or labels: features are public.")] = None,
+    method: Annotated[str | None, _option("How labels are released (--protect labels).")] = None,
+    epsilon: Annotated[float | None, _option("Epsilon to reach (default 3; labels: 1).")] = None,
     delta: Annotated[float | None, _option("Delta (1e-5); below 1/records.")] = None,
     mechanism: Annotated[str | None, _option("dp-sgd, band-mf, blt, tree, ..., auto.")] = None,
     sampling: Annotated[str | None, _option("poisson (default), without-replacement.")] = None,
@@ -95,6 +98,8 @@ def train(
     Flags win over the file. What has no flag is reached with --set (--show-config lists it): clip rules, noise schedules, users, engines.
 
     Example: dpfy train job.toml --set training.clip=quantile --set data.test=public
+
+    Where only labels are private: dpfy train --protect labels --data mnist --epsilon 1
     """
     flags = {
         "data.kind": data,
@@ -114,7 +119,10 @@ def train(
         "ledger.path": ledger,
         "ledger.budget_epsilon": budget_epsilon,
     }
-    _train(config, out, flags, assignments or [], resume=resume, show=show_config, seed=insecure_seed, as_json=as_json)
+    run = _train
+    if train_labels.chosen(protect, method, out, resume):
+        run, flags = train_labels.train_labels, flags | {"labels.method": method}
+    run(config, out, flags, assignments or [], resume=resume, show=show_config, seed=insecure_seed, as_json=as_json)
 
 
 def _count(text: str | None) -> int | str | None:

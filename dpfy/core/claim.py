@@ -200,6 +200,8 @@ HOMES = {
     "tuning": "dpfy.tuning.claim",
     "public-tuning": "dpfy.tuning.claim",
     "synthesis": "dpfy.synthetic.claim",
+    "label-responses": "dpfy.labels.claim",
+    "label-sums": "dpfy.labels.claim",
 }
 """Where the kinds that come with dpfy are defined."""
 

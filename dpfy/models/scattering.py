@@ -80,10 +80,12 @@ def _channels(images: Tensor, filters: Filters) -> Tensor:
 
 def _modulus(spectrum: Tensor, wavelets: Tensor, step: int) -> Tensor:
     """|x * wavelet| for each wavelet, kept at every `step`-th point: that is the mean over the aliases of the spectrum."""
-    parts = zip(_aliases(spectrum, step), _aliases(wavelets, step), strict=True)
-    kept = sum(part * wavelet for part, wavelet in parts)
-    modulus: Tensor = torch.fft.ifft2(kept / step**2).abs()
-    return modulus
+    first, *others = zip(_aliases(spectrum, step), _aliases(wavelets, step), strict=True)
+    kept = first[0] * first[1]
+    for part, wavelet in others:
+        kept += part * wavelet
+    found = torch.view_as_real(torch.fft.ifft2(kept))
+    return found[..., 0].square().addcmul(found[..., 1], found[..., 1]).sqrt() / step**2
 
 
 def _averaged(signal: Tensor, filters: Filters, scale: int) -> Tensor:

@@ -181,9 +181,11 @@ class Recipe:
 
     def check_unit(self) -> None:
         """Clipping bounds all that a unit adds to a gradient: such a plan protects records, and must not be called anything else."""
-        if not self.unit.whole or self.unit.name in ("label", "prediction"):
+        if not self.unit.whole or self.unit.name.strip().lower().rstrip("s") in ("label", "prediction"):
             said = self.unit.name if self.unit.whole else self.unit.protects
-            way_out = "call the unit an example: its label is protected with it, at the same price"
+            way_out = (
+                "call the unit an example: its label is protected with it, at the same price; for labels alone: dpfy.labels.fit"
+            )
             raise Unsupported(f"a plan of noisy gradients that protects a {said} alone", way_out)
 
     def check_delta(self, delta: float, allow_large: bool = False) -> None:

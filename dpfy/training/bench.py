@@ -25,6 +25,7 @@ from dpfy.data.records import Records
 from dpfy.gradients.checker import LossProbe, check_model
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.select import choose
+from dpfy.labels import bench as labels
 from dpfy.local.bench import kept_answers, local_reports
 from dpfy.noise.banded import Banded
 from dpfy.noise.gaussian import draw
@@ -211,6 +212,18 @@ class TrainingBench:
     def reports(self, bug: Any) -> Iterator[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
         """Reports of every local protocol on two values."""
         return local_reports(bug.protocol)
+
+    def label_answers(self, bug: Any) -> Iterator[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
+        """Of records with one label, and with another."""
+        return labels.label_answers(bug.labels)
+
+    def labels_replayed(self, bug: Any) -> Iterator[tuple[str, bool, bool]]:
+        """Answers on other labels."""
+        return labels.labels_replayed(bug.labels)
+
+    def labels_asked(self, bug: Any) -> Iterator[tuple[str, int]]:
+        """Questions that a label takes part in."""
+        return labels.labels_asked(bug.labels)
 
     def kept_answers(self, bug: Any) -> tuple[float, NDArray[np.int64], NDArray[np.int64]]:
         """What many reports from one kept answer show."""

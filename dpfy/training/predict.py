@@ -67,7 +67,7 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
     released = Released.read(run)
     config, model = released.config(), released.built()
     shape, count = released.reads()
-    schema = _schema(released, config.data.kind)
+    schema = schema_of_run(released, config.data.kind)
     if schema is not None:
         features, outside = unlabelled.of_table(str(data), schema, config.data.user)
     elif config.data.kind in (*unlabelled.SCALES, "npz"):
@@ -85,7 +85,7 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
     return Predictions(names, found, outside)
 
 
-def _schema(released: Released, kind: str) -> Schema | None:
+def schema_of_run(released: Released, kind: str) -> Schema | None:
     """The schema by which the run read its table; None for data that has none."""
     if kind == "adult":
         return schemas.load("adult")

@@ -14,7 +14,7 @@ from dpfy.plan.recipe import Plan
 
 
 @pytest.mark.parametrize(
-    "unit", [Unit("label", protects="label"), Unit("label"), Unit(protects="prediction"), Unit("prediction")]
+    "unit", [Unit("label", protects="label"), Unit("label"), Unit(" Labels "), Unit(protects="prediction"), Unit("prediction")]
 )
 def test_plain_dp_sgd_cannot_call_itself_label_private(unit):
     recipe = dpfy.dpsgd(1000, 100, steps=3, unit=unit)

@@ -38,6 +38,7 @@ AREAS = (
     "loops",
     "shares",
     "federated",
+    "labels",
     "local",
     "flower",
     "users",

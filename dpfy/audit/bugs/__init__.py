@@ -8,6 +8,7 @@ from dpfy.audit.bugs import (
     claims,
     clients,
     clipping,
+    labels,
     linear,
     local,
     noise,
@@ -19,7 +20,7 @@ from dpfy.audit.bugs import (
     users,
 )
 
-PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *answers.BUGS, *tables.BUGS)
+PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *labels.BUGS, *answers.BUGS, *tables.BUGS)
 LEARNERS: tuple[Bug, ...] = (*linear.BUGS,)
 BUGS: tuple[Bug, ...] = (
     *noise.BUGS,

@@ -1,0 +1,74 @@
+"""Checks of releases of labels, and the label-inference audit: how well answers tell which of two labels a record has.
+
+Statistical checks have a false-alarm rate below 1e-6 each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dpfy.audit import one_run
+from dpfy.audit.bench import Bench, Bug
+from dpfy.audit.people import log_ratio
+from dpfy.audit.verdict import LowerBound, Verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+SHOWS = "how well whoever sees every answer, and knows how it was drawn, guesses which of two labels each record has"
+DOES_NOT_SHOW = "what features tell about labels, which is not protected, or other attacks"
+SHARES = (0.1, 0.25, 0.5, 1.0)
+"""Of the labels that are guessed, those that the answers speak of most clearly."""
+
+
+def inference(scores: ArrayLike, included: ArrayLike, *, epsilon: float, confidence: float = 0.95) -> Verdict:
+    """A lower bound on the pure epsilon of one run whose labels were drawn by fair coins, from `scores` for each coin.
+
+    Guarantees: above the true epsilon with probability at most 1 - confidence, for any epsilon-private release (Steinke et al. 2023).
+    `advantage` in the detail is the share of right guesses less that of wrong ones.
+    """
+    import numpy as np
+
+    count = len(np.asarray(included))
+    made = [max(2, int(share * count)) for share in SHARES]
+
+    def estimate(guesses: one_run.Guesses, each: float) -> LowerBound:
+        return one_run.steinke(guesses, delta=0.0, confidence=each)
+
+    best = one_run.best_of(scores, included, made, estimate, confidence)
+    every = one_run.Guesses.from_scores(scores, included, count)
+    detail = best.detail | {"advantage": 2 * every.right / every.made - 1}
+    bound = LowerBound(best.epsilon, 0.0, confidence, "label inference", count, best.assumptions, detail)
+    return Verdict(bound, epsilon, SHOWS, DOES_NOT_SHOW)
+
+
+def label_inference(bench: Bench, bug: Bug) -> str | None:
+    """Records with one label, and with another: nothing that is seen of a record is more than exp(epsilon) times as likely for one."""
+    for name, epsilon, one, other in bench.label_answers(bug):
+        if (found := log_ratio(one, other)) > epsilon:
+            return f"{name}: answers tell two labels apart with epsilon at least {found:.3f}, claimed {epsilon:g}"
+    return None
+
+
+def labels_replayed(bench: Bench, bug: Bug) -> str | None:
+    """The answers of some labels, replayed on others: what is asked and what is learnt must be the same."""
+    for name, questions, model in bench.labels_replayed(bug):
+        if not (questions and model):
+            return f"{name}: {'what is learnt' if questions else 'what is asked'} depends on labels, not on answers alone"
+    return None
+
+
+def labels_once(bench: Bench, bug: Bug) -> str | None:
+    """A label takes part in one question."""
+    for name, most in bench.labels_asked(bug):
+        if most > 1:
+            return f"{name}: a label took part in {most} questions, and is billed for one"
+    return None
+
+
+CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
+    "label inference": label_inference,
+    "labels replayed": labels_replayed,
+    "labels once": labels_once,
+}

@@ -1,0 +1,222 @@
+"""A fit of labels from the command line: configuration, claim, reservation, data, model, in this order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.core import check, problems, settings
+from dpfy.core.errors import InvalidInput
+from dpfy.core.settings import setting
+from dpfy.data import count, source, unlabelled
+from dpfy.data import schema as schemas
+from dpfy.data.config import DataConfig, kind_of
+from dpfy.labels.claim import BINS, METHODS, PROJECTION, SCHEMA, LabelClaim
+from dpfy.labels.evidence import CORRECTIONS
+from dpfy.labels.fitting import Fitted, images, load, run_fit, section
+from dpfy.labels.method import AUTO, Method
+from dpfy.runs.folder import Place
+from dpfy.runs.mark import HIDDEN, Mark
+from dpfy.training.config import PATHS
+from dpfy.training.job import budget_of, public_records, require_run
+from dpfy.training.load import CONFIG, Released
+from dpfy.training.paperwork import AboutConfig, LedgerConfig, PublicConfig
+from dpfy.training.predict import AT_ONCE, Predictions, schema_of_run
+
+DEFAULT_EPSILON = 1.0
+OF_CLASSES = tuple(name for name in METHODS if name != BINS)
+
+
+@dataclass(frozen=True)
+class LabelsConfig:
+    """[labels]: how labels are released, and what is learnt from the answers."""
+
+    method: str = setting(PROJECTION, f"How labels are released: {', '.join(OF_CLASSES)}.")
+    epsilon: float = setting(DEFAULT_EPSILON, "Epsilon to reach, for replacing one label.")
+    delta: float = setting(1e-5, "Delta (projection); the other methods are pure.")
+    records: int | None = setting(None, "Number of records to train on, which is public.", "that of the data set, or counted")
+    stages: int | None = setting(None, "Parts of the records, asked one after the other (lp-mst).", "2")
+    correction: str = setting(AUTO, f"What is made of noisy labels: auto, {', '.join(CORRECTIONS[:3])}.")
+    rounds: int = setting(1, "How often the model is learnt, each time with the prior of the one before.")
+    clusters: int = setting(256, "Clusters of the features (clusters).")
+
+    def __post_init__(self) -> None:
+        check.one_of("labels.method", self.method, OF_CLASSES)
+        check.epsilon("labels.epsilon", self.epsilon)
+        check.delta("labels.delta", self.delta)
+        if self.records is not None:
+            check.integer("labels.records", self.records, least=2, most=check.RECORDS)
+        check.one_of("labels.correction", self.correction, (AUTO, *CORRECTIONS[:3]))
+        try:
+            _ = self.chosen
+        except InvalidInput as problem:
+            raise InvalidInput(f"labels.{problem.field}", problem.value, problem.rule) from None
+
+    @property
+    def chosen(self) -> Method:
+        """The method with its settings."""
+        return Method(self.method, self.stages, self.correction, self.rounds, self.clusters)
+
+
+@dataclass(frozen=True)
+class LabelJob:
+    """Everything `dpfy train --protect labels` does, as data."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    public: PublicConfig = field(default_factory=PublicConfig)
+    about: AboutConfig = field(default_factory=AboutConfig)
+
+    def __post_init__(self) -> None:
+        if self.data.user is not None:
+            raise InvalidInput(
+                "data.user", self.data.user, "goes with whole records (--protect records): a label is the unit here"
+            )
+        if self.data.test_use == "billed":
+            raise InvalidInput("data.test", self.data.test, "must be public or withheld where labels are protected")
+        if self.data.kind in ("text", "shakespeare"):
+            raise InvalidInput("data.kind", self.data.kind, "has no labels")
+
+    def to_toml(self, *, publish: bool) -> str:
+        """As TOML. With `publish`, paths are cut to their last part."""
+        lines = ["# Paths are shortened to their last part."] if publish else []
+        for part, values in settings.as_json(self).items():
+            lines.append(f"[{part}]")
+            for name, value in values.items():
+                shown = Path(value).name if publish and value is not None and (part, name) in PATHS else value
+                lines += [] if shown is None else [f"{name} = {settings.toml(shown)}"]
+            lines.append("")
+        return "\n".join(lines)
+
+    def records(self) -> int:
+        """How many records there are to train on: public, so that a table may be counted."""
+        return self.labels.records or public_records(self.data) or count.records(self.data)
+
+    def place(self, out: Path, resume: bool, seed: int | None) -> Place:
+        """Where the run lives and what it may spend."""
+        texts = self.to_toml(publish=True), self.to_toml(publish=False)
+        about = {"model": "kernel ridge regression", "data": self.about.data or self.data.kind}
+        about |= {} if self.about.author is None else {"author": self.about.author}
+        budget = budget_of(self.ledger, self.labels.delta)
+        return Place(out, resume, self.ledger.path, budget, seed, texts, self.public.rows(), about)
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataConfig,
+    "labels": LabelsConfig,
+    "ledger": LedgerConfig,
+    "public": PublicConfig,
+    "about": AboutConfig,
+}
+DECISIVE = {
+    "data.kind": tuple(settings.names(DataConfig)),
+    "labels.method": ("stages", "correction", "rounds", "clusters"),
+    "ledger.path": ("budget_epsilon", "budget_delta", "budget_approximation"),
+}
+
+
+def make(path: Path | None, given: Mapping[str, Any]) -> LabelJob:
+    """The configuration in a file, if any, with what the command line gives over it: all that is wrong is told at once."""
+    raw, found = settings.parsed(SECTIONS, path) if path else ({}, [])
+    values = settings.merged(SECTIONS, raw, given, {})
+    data = values["data"]
+    if "kind" not in data and isinstance(data.get("path"), str) and (kind := kind_of(data["path"])) is not None:
+        data["kind"] = kind
+    config, wrong = settings.assembled(LabelJob, SECTIONS, values, DECISIVE)
+    problems.raise_all([*found, *wrong])
+    made: LabelJob = config
+    return made
+
+
+def is_ours(out: Path) -> bool:
+    """Whether `out` holds a run of this kind that can be resumed, or a finished one."""
+    for file in (out / HIDDEN / CONFIG, out / CONFIG):
+        if file.is_file():
+            return "\n[labels]\n" in f"\n{file.read_text(errors='replace')}"
+    return False
+
+
+def stored(out: Path) -> Path:
+    """Where an unfinished run keeps its whole configuration; a finished one has the published one."""
+    hidden = out / HIDDEN / CONFIG
+    if Mark.find(out) is None and (out / CONFIG).is_file():
+        return out / CONFIG
+    require_run(out)
+    if not hidden.is_file():
+        rule = "was stopped before its configuration was stored, and nothing was spent: start it again without --resume"
+        raise InvalidInput("run", str(out), rule)
+    return hidden
+
+
+def run(config: LabelJob, out: Path, *, resume: bool = False, seed: int | None = None) -> tuple[Fitted, float]:
+    """Run a job into the folder `out`, or resume it there; and the seconds it took.
+
+    Guarantees: the claim is reserved before any data is read; refused data gives the reservation back and leaves nothing.
+    """
+    began, records = time.monotonic(), config.records()
+    method = config.labels.chosen
+    held: dict[str, source.DataSource] = {}
+
+    def read() -> tuple[Tensor, Any]:
+        data = source.load(config.data)
+        if data.classes != claim.outcomes:
+            raise InvalidInput("data.classes", data.classes, f"must be {claim.outcomes}")
+        features, labels = data.train.tensors
+        held["test"] = data
+        return images(features), labels
+
+    def measured(model: nn.Module) -> dict[str, Any]:
+        data = held["test"]
+        told: dict[str, Any] = {"reads": {"features": list(data.features), "classes": data.classes}}
+        if config.data.test_use == "public":
+            features, labels = data.test.tensors
+            right = (model(images(features)).argmax(1) == labels).double().mean()
+            told |= {"test_accuracy": round(float(right), 6), "tested_on": f"{len(labels)} public held-out records, as measured"}
+        return told
+
+    claim = _claim(config, records)
+    with torch.no_grad():
+        made = run_fit(config.place(out, resume, seed), claim, method, read, measured=measured, files=_files(config.data))
+    return made, time.monotonic() - began
+
+
+def _files(data: DataConfig) -> dict[str, bytes]:
+    """The public schema by which a table is read."""
+    return {} if data.schema is None else {SCHEMA: schemas.rendered(schemas.load(data.schema)).encode()}
+
+
+def _claim(config: LabelJob, records: int) -> LabelClaim:
+    return config.labels.chosen.claim(records, classes_of(config.data), config.labels.epsilon, config.labels.delta)
+
+
+def classes_of(data: DataConfig) -> int:
+    """The public number of classes, known without a look at the data."""
+    if data.kind in ("embedded", "digits", "mnist", "fashion-mnist"):
+        return 10
+    if data.classes is not None:
+        return data.classes
+    return len(schemas.load("adult" if data.kind == "adult" else str(data.schema)).label.classes)
+
+
+def predicted(run: Path | str, data: Path | str) -> Predictions:
+    """What the model of a finished run of ``dpfy train --protect labels`` says about the records in the file `data`."""
+    released = Released.read(run)
+    config = make(released.file(CONFIG), {})
+    reads = section(released.card)["reads"]
+    schema = schema_of_run(released, config.data.kind)
+    if schema is not None:
+        features, outside = unlabelled.of_table(str(data), schema, None)
+    else:
+        features, outside = unlabelled.of_numbers(str(data), config.data, tuple(reads["features"]))
+    names = tuple(map(str, range(reads["classes"]))) if schema is None else schema.label.classes
+    model = load(run)
+    with torch.no_grad():
+        scores = torch.cat([model(part) for part in features.split(AT_ONCE)]).clamp(1e-6, 1.0)
+    return Predictions(names, scores / scores.sum(1, keepdim=True), outside)
