@@ -277,7 +277,8 @@ class _Searching:
         )
 
     def _told(self, number: int, row: Row) -> None:
-        self.engine.tell(number, row)
+        if self.claim.payment.route == COMPOSITION:  # by noisy max the scores are exact, and nobody is told them
+            self.engine.tell(number, row)
         self.made += 1
         self.work.progress("searching", self.made)
 

@@ -97,6 +97,26 @@ def test_a_random_number_of_trials_leaves_the_selected_one_in_the_study_and_noth
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 
+def test_noisy_max_tells_the_study_nothing_for_its_scores_are_exact(tmp_path):
+    seen = []
+
+    def counted(trial):
+        rate = trial.suggest_float("rate", 0.05, 5, log=True)
+        net = torch.nn.Linear(toy.FEATURES, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+        plan = trial.planned(dpfy.dpsgd(240, 48, steps=toy.STEPS))
+        dpfy.fit(net, trial.train((toy.X, toy.Y)), plan=plan, optimizer=optimizer, run=trial.run)
+        seen.append(trial.count(toy.right(net, *trial.valid((toy.X, toy.Y)).tensors)))
+        return seen[-1]
+
+    study = studied(optuna.samplers.RandomSampler(seed=1))
+    terms = toy.terms(route="noisy-max", score="held-out", held_out=0.2, trials=3)
+    found = optimize(study, counted, recipes=[dpfy.dpsgd(240, 48, steps=toy.STEPS)], terms=terms, run=tmp_path / "run")
+    assert len(seen) == 3
+    assert study.trials == []
+    assert "absent" in cards.section(found.card, "tuning")["score"]
+
+
 def test_what_a_sampler_may_not_see_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(Unsupported, match=r"TPESampler under the route 'random'.*RandomSampler, or pay by composition"):
         optimize(studied(), objective, recipes=RECIPES, terms=toy.terms(), run=tmp_path / "run")
