@@ -3,6 +3,7 @@
     python benchmarks/federated.py                    # CPU, all cores that torch uses
     python benchmarks/federated.py --device cuda
     python benchmarks/federated.py --way loop         # the same, client by client
+    python benchmarks/federated.py --folded           # by grouped convolutions, which other chains of layers take
     python benchmarks/federated.py --against 22.2     # a figure of benchmarks/federated_flower.py, for the ratio
 
 A round is all of it: cohort, local training, clipping, noise, server step, journal. Prints one JSON line; the fastest and the median
@@ -22,6 +23,7 @@ from pathlib import Path
 import torch
 
 import dpfy
+import dpfy.federated.local as local_training
 from dpfy.federated import CLIENT, LocalTraining, LocalUpdates, PrivateRounds
 from dpfy.models.build import build
 from dpfy.models.config import ModelConfig
@@ -37,8 +39,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--way", default="batched", choices=("batched", "loop"))
     parser.add_argument("--at-once", type=int)
+    parser.add_argument("--folded", action="store_true", help="Grouped convolutions instead of products over tiles.")
     parser.add_argument("--against", type=float, help="Seconds a round of what to compare with.")
     given = parser.parse_args()
+    if given.folded:
+        local_training.stages = lambda layers: None
     torch.manual_seed(0)
     owners = torch.arange(CLIENTS).repeat_interleave(STEPS * BATCH)
     x, y = torch.randn(len(owners), 1, 28, 28), torch.randint(0, 10, (len(owners),))

@@ -23,6 +23,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.data.users import UserRecords
 from dpfy.federated.folded import chain, folded
+from dpfy.federated.tiled import stages, tiled
 from dpfy.gradients.engine import trainable
 from dpfy.training.objective import Objective
 
@@ -97,7 +98,8 @@ class LocalUpdates:
         self._one = one
         self._all: Callable[..., Tensor] = vmap(one, randomness="different")
         if (layers := chain(model, fields[0].dim() - 2)) and len(fields) == 2 and set(trainable(model)) == set(frozen):
-            self._all = partial(_through, layers, aim)
+            made = stages(layers)
+            self._all = partial(_through, partial(folded, layers) if made is None else partial(tiled, made), aim)
 
     def __call__(self, step: int, clients: NDArray[np.int64]) -> dict[str, Tensor]:
         """The updates of these clients in round `step`, stacked: tensors of shape [clients, *parameter]."""
@@ -161,12 +163,16 @@ class LocalUpdates:
 
 
 def _through(
-    layers: list[tuple[str, nn.Module]], aim: Objective, weights: dict[str, Tensor], batch: tuple[Tensor, ...], counts: Tensor
+    one_pass: Callable[[dict[str, Tensor], Tensor], Tensor],
+    aim: Objective,
+    weights: dict[str, Tensor],
+    batch: tuple[Tensor, ...],
+    counts: Tensor,
 ) -> Tensor:
     """The mean losses of the clients' minibatches by one pass through a chain of layers."""
 
     def call(x: Tensor) -> Tensor:
-        return folded(layers, weights, x.unflatten(0, counts.shape)).flatten(0, 1)
+        return one_pass(weights, x.unflatten(0, counts.shape)).flatten(0, 1)
 
     losses = aim.losses_of(call)(tuple(field.flatten(0, 1) for field in batch))  # type: ignore[arg-type]
     return torch.where(counts, losses.view(counts.shape), 0.0).sum(1) / counts.sum(1)
