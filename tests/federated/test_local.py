@@ -16,6 +16,7 @@ from dpfy.data.users import UserRecords
 from dpfy.federated import CLIENT, LocalTraining, LocalUpdates
 from dpfy.federated import fit as federated_fit
 from dpfy.federated.folded import chain
+from dpfy.federated.tiled import stages
 from dpfy.gradients.clip import QuantileClip
 from dpfy.training.objective import Objective
 
@@ -62,7 +63,14 @@ def folding() -> nn.Module:
     return nn.Sequential(head, nn.Tanh(), nn.Flatten(), nn.Linear(24, 8), nn.GELU(), nn.Linear(8, 4, bias=False)).double()
 
 
-@pytest.mark.parametrize("model", [net, folding])
+def tiling() -> nn.Module:
+    """A chain that goes by products over tiles."""
+    torch.manual_seed(1)
+    layers = nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 4)
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize("model", [net, folding, tiling])
 @pytest.mark.parametrize("local", WAYS, ids=str)
 def test_many_clients_at_once_are_each_by_itself(local, model):
     everyone = range(30)
@@ -247,6 +255,8 @@ class Own(nn.Linear):
 
 def test_only_chains_of_plain_layers_in_their_order_are_folded():
     assert [name for name, _ in chain(folding(), 3)][:4] == ["0.0", "0.1", "0.2", "0.3"]
+    assert stages(chain(folding(), 3)) is None
+    assert len(stages(chain(tiling(), 3)) or []) == 3
     assert chain(nn.Sequential(nn.Linear(3, 2)), 1) is not None
     assert chain(nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), 2) is not None
     assert chain(nn.Sequential(nn.Linear(3, 2)), 3) is None  # of the last dimension of an image
