@@ -54,6 +54,21 @@ CASES: dict[str, Case] = {
     "naive bayes": Case("NaiveBayes"),
     "components": Case("PCA", {"norm": 1.2}, "points"),
     "components, norm bought": Case("PCA", {}, "points"),
+    "additive boosting": Case("AdditiveBoostingClassifier", {"rounds": 3}),
+    "additive boosting, numbers": Case(
+        "AdditiveBoostingRegressor", {"rounds": 3, "target_bounds": (-1, 1), "cyclic": True}, "points"
+    ),
+    "boosted trees": Case("GradientBoostingClassifier", {"n_estimators": 5}),
+    "boosted trees, numbers": Case("GradientBoostingRegressor", {"n_estimators": 5, "target_bounds": (-1, 1)}, "points"),
+    "forest": Case("RandomForestClassifier", {"n_estimators": 30}),
+    "forest, numbers": Case("RandomForestRegressor", {"n_estimators": 30, "target_bounds": (-1, 1)}, "points"),
+    "top-down tree": Case("DecisionTreeClassifier", {"max_depth": 2}),
+    "top-down tree, numbers": Case("DecisionTreeRegressor", {"max_depth": 2, "target_bounds": (-1, 1)}, "points"),
+    **{
+        f"k-means, {method}": Case("KMeans", {"method": method, "n_clusters": 2, "epsilon": 30.0}, "points")
+        for method in ("coreset", "lloyd", "synopsis", "hybrid", "aggregate")
+    },
+    "mixture": Case("GaussianMixture", {}, "points"),
 }
 """Every family of estimators has some."""
 

@@ -8,6 +8,7 @@ from dpfy.audit.bugs import (
     claims,
     clients,
     clipping,
+    clusters,
     labels,
     linear,
     local,
@@ -17,11 +18,12 @@ from dpfy.audit.bugs import (
     searches,
     shares,
     tables,
+    trees,
     users,
 )
 
 PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *labels.BUGS, *answers.BUGS, *tables.BUGS)
-LEARNERS: tuple[Bug, ...] = (*linear.BUGS,)
+LEARNERS: tuple[Bug, ...] = (*linear.BUGS, *trees.BUGS, *clusters.BUGS)
 BUGS: tuple[Bug, ...] = (
     *noise.BUGS,
     *clipping.BUGS,
