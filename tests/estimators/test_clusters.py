@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,46 @@ def test_one_record_changes_no_release_by_more_than_its_bound(kind, adjacency):
         assert max(d for _, d in moved) <= most * (1 + 1e-12), moved
         worst = max(worst, *(d for _, d in moved))
     assert worst > (0.01 if kind == "aggregate" else 0.5)
+
+
+def test_points_lie_in_the_ball_on_the_grid():
+    estimator, inside = KMeans(bounds=(-1, 1), norm=0.9), [0.3, 0.2, 0.1, 0.0, 0.0]
+    table = np.array([[1e9] * 5, [1.0, -1.0, 1.0, -1.0, 1.0], inside])
+    data = estimator._read(table, None, estimator._public(table, None))
+    ball = points.Ball.of(data.columns, 0.9)
+    found = ball.points(data).astype(float)
+    assert (found == np.rint(found * 2**14) / 2**14).all()
+    assert np.linalg.norm(found, axis=1).max() <= 1
+    assert ball.raw(found)[2] == pytest.approx(inside, abs=2e-4)
+
+
+def test_exponents_of_a_mixture_are_sums_without_rounding():
+    """So that it does not matter in which order a matrix product takes them: beside fractions of whole numbers."""
+    rng = np.random.default_rng(8)
+    rows = in_ball(rng, 10, 30).astype(float)
+    model = mixture.Mixture(np.ones(4) / 4, in_ball(rng, 4, 30).astype(float), rng.uniform(mixture.NARROWEST, 0.1, (4, 30)))
+    _, slopes, precisions = model.exponents()
+    found = rows @ slopes.T - rows**2 @ precisions.T
+    for row, line in zip(rows.tolist(), found.tolist(), strict=True):
+        for k, value in enumerate(line):
+            terms = zip(slopes[k].tolist(), precisions[k].tolist(), row, strict=True)
+            assert sum(Fraction(b) * Fraction(x) - Fraction(a) * Fraction(x) ** 2 for b, a, x in terms) == Fraction(value)
+
+
+def test_wherever_a_record_stands_it_is_in_a_block_with_the_same_others(monkeypatch):
+    met: list[frozenset] = []
+
+    def watch(rows, weights, clusters, *more, **named):
+        met.append(frozenset(map(tuple, rows.tolist())))
+        return np.zeros((clusters, rows.shape[1])), None, None
+
+    monkeypatch.setattr(aggregate, "weighted_kmeans", watch)
+    table = blobs(300, 3)
+    for order in (table, table[::-1], np.roll(table, 7, axis=0)):
+        made("aggregate").fit(order.copy())
+    third = len(met) // 3
+    assert set(met[:third]) == set(met[third : 2 * third]) == set(met[2 * third :])
+    assert sum(map(len, met[:third])) == 300
 
 
 def test_a_record_of_another_block_changes_two_blocks():

@@ -45,6 +45,7 @@ AREAS = (
     "prediction",
     "tuning",
     "synthetic",
+    "estimators",
 )
 FLOWER = "tests/integrations/flower"
 """Tests that need Flower run in its environment: that of `make test-flower`, or the one whose Python DPFY_FLOWER_PYTHON names."""
