@@ -8,7 +8,7 @@ from dpfy.prediction.neighbours import NearestVoters, NeighbourVotes
 from dpfy.prediction.predictor import Answer, PrivatePredictor
 from dpfy.prediction.stability import StableScores
 from dpfy.prediction.teaching import teach
-from dpfy.prediction.voters import LinearVoters, class_means, shards
+from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards
 
 __all__ = [
     "Answer",
@@ -20,6 +20,7 @@ __all__ = [
     "StableScores",
     "class_means",
     "plan",
+    "ridge",
     "shards",
     "teach",
 ]

@@ -10,9 +10,13 @@ from dpfy.core import check, events
 from dpfy.core.claim import STATED, YES, Assumption, Claim, register
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
-from dpfy.prediction.rules import ANSWER, CHECK, QUESTION, RULES, UNSTABLE, Rule
+from dpfy.prediction.mixing import MixedTokens
+from dpfy.prediction.rules import ANSWER, CHECK, QUESTION, UNSTABLE, Rule
+from dpfy.prediction.rules import RULES as VOTES
 
 MOST = 10**9
+RULES: dict[str, type[Rule]] = VOTES | {MixedTokens.name: MixedTokens}
+"""From its name to a rule."""
 
 
 @dataclass(frozen=True)

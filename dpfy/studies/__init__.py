@@ -17,6 +17,7 @@ STUDIES: dict[str, str] = {
     "guide": "dpfy.studies.guide",
     "images": "dpfy.studies.images",
     "metric-text": "dpfy.studies.metric_text",
+    "prediction": "dpfy.studies.prediction",
 }
 """Name to module; each module holds one `STUDY`."""
 

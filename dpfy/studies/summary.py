@@ -27,6 +27,7 @@ SHOWN = {
     ),
     "guide": ("appendix-c", "footnote-19"),
     "metric-text": ("words",),
+    "prediction": ("answers", "models"),
     "federated": ("results", "claims"),
 }
 """Which tables of each stored study are shown, in which order, by the name of its folder."""

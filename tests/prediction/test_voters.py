@@ -20,7 +20,7 @@ from dpfy.prediction.neighbours import NearestVoters, NeighbourVotes
 from dpfy.prediction.rules import SampledVotes
 from dpfy.prediction.stability import TOLERANCE, StableScores, fitted, objective, within
 from dpfy.prediction.teaching import teach
-from dpfy.prediction.voters import LinearVoters, class_means, shards, tally
+from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards, tally
 
 X, Y = records(200, seed=8)
 ASKED = records(25, seed=9)[0]
@@ -52,11 +52,12 @@ def test_all_records_of_an_owner_go_to_one_voter_whoever_else_is_there():
 
 
 def made(kind: str, x: np.ndarray, y: np.ndarray, places: np.ndarray) -> np.ndarray:
-    held = class_means(x, y, places, 15, 4) if kind == "means" else NearestVoters(x, y, 4, places, 15)
-    return held.votes(ASKED)
+    if kind == "nearest":
+        return NearestVoters(x, y, 4, places, 15).votes(ASKED)
+    return {"means": class_means, "ridge": ridge}[kind](x, y, places, 15, 4).votes(ASKED)
 
 
-@pytest.mark.parametrize("kind", ["means", "nearest"])
+@pytest.mark.parametrize("kind", ["means", "nearest", "ridge"])
 def test_one_unit_moves_one_vote(kind):
     places = shards(len(X), 15, SECRET)
     whole = made(kind, X, Y, places)
@@ -86,6 +87,22 @@ def test_votes_are_those_of_a_loop_over_voters(kind):
                 said = known[int(np.argmin([((question - m) ** 2).sum() for m in means]))] if known else 0
             found[row, said] += 1
     assert (made(kind, X, Y, places) == found).all()
+
+
+@pytest.mark.parametrize("rows", [40, 200])
+def test_ridge_voters_solve_their_own_regression(rows):
+    """By least squares on rows with the root of the strength below them; more records than features, and fewer."""
+    x, y = X[:rows, : 6 if rows == 200 else None], Y[:rows]
+    held = ridge(x, y, np.zeros(rows, np.int64), 2, 4, 3.0)
+    wide = np.hstack([x.astype(np.float64), np.ones((rows, 1))])
+    stacked = np.vstack([wide, np.sqrt(3.0) * np.eye(7)])
+    due = np.linalg.lstsq(stacked, np.vstack([np.eye(4)[y] - 0.25, np.zeros((7, 4))]), rcond=None)[0]
+    assert held.weights[:, 0] == pytest.approx(due[:-1], abs=1e-6)
+    assert held.biases[0] == pytest.approx(due[-1], abs=1e-6)
+    few = ridge(x[:4], y[:4], np.zeros(4, np.int64), 2, 4, 3.0)
+    due = np.linalg.solve(wide[:4].T @ wide[:4] + 3 * np.eye(7), wide[:4].T @ (np.eye(4)[y[:4]] - 0.25))
+    assert few.weights[:, 0] == pytest.approx(due[:-1], abs=1e-6)
+    assert not held.weights[:, 1].any()
 
 
 def test_a_voter_without_records_says_the_first_class():

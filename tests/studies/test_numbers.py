@@ -132,6 +132,7 @@ def test_pages_of_stored_cells(folder: str, tmp_path: Path) -> None:
         "images": 2,
         "metric-text": 2,
         "federated": 1,
+        "prediction": 1,
     }
     assert len(list(tmp_path.glob("*.svg"))) >= figures[folder]
     assert "None" not in page.read_text()
