@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +86,7 @@ def synthesize(
     synthesis that is refused spends nothing and leaves no folder. A process killed at any moment goes on to the same bits.
     """
     progress("planning", 0.0)
+    _check_public(data, public)
     made = plan(Domain.given(schema), terms, options)
     return execute(data, made, run if isinstance(run, Place) else Place(run), public, progress)
 
@@ -132,6 +134,14 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _check_public(data: Any, public: Any) -> None:
+    """Refuse the private table itself as the public one to start from."""
+    files = all(isinstance(held, str | Path) for held in (data, public))
+    same = os.path.realpath(data) == os.path.realpath(public) if files else data is public and public is not None
+    if same:
+        raise InvalidInput("public", str(public) if files else "the private table", "must be another table than the private one")
 
 
 def _check_records(marginals: Marginals, terms: SynthesisTerms) -> None:

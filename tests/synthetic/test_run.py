@@ -295,6 +295,16 @@ def test_structural_zeros_and_constraints_hold_in_every_row(tmp_path):
         assert len(rows) > 250
 
 
+def test_the_private_table_is_refused_as_the_public_one(tmp_path):
+    records = people(5)
+    write_csv(tmp_path / "people.csv", records)
+    (tmp_path / "link.csv").symlink_to(tmp_path / "people.csv")
+    for data, public in ((records, records), (tmp_path / "people.csv", str(tmp_path / "link.csv"))):
+        with pytest.raises(InvalidInput, match="another table than the private one"):
+            synthesize(data, schema=DOMAIN, terms=TERMS, run=tmp_path / "run", public=public)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_public_table_to_start_from_helps(tmp_path):
     errors = []
     for public in (None, people(3000, seed=1)):
@@ -312,6 +322,18 @@ def test_a_public_table_to_start_from_helps(tmp_path):
         real = [np.mean(((whole["age"].astype(int) > 50) == a) & ((whole["rich"] == "yes") == b)) for a, b in cells]
         errors.append(float(np.abs(np.array(table) - real).sum()))
     assert errors[1] < 0.5 * errors[0]
+
+
+def test_the_number_of_rows_is_that_of_what_was_measured(tmp_path):
+    """Three secrets give three numbers of rows: that of the records, 50, is told by none."""
+    simple, records = Domain.of({"a": 4, "b": 3}), {"a": [k % 4 for k in range(50)], "b": [k % 3 for k in range(50)]}
+    found = []
+    for seed in range(3):
+        place = Place(tmp_path / str(seed), seed=seed)
+        made = synthesize(records, schema=simple, terms=TERMS, run=place, options=SynthesisOptions("independent"))
+        assert abs(made.facts["rows"] - max(1.0, made.facts["records_estimated"])) <= 0.6
+        found.append(made.facts["rows"])
+    assert len(set(found)) > 1
 
 
 def test_what_the_folder_holds_is_what_was_released(tmp_path):
