@@ -28,6 +28,7 @@ METHODS = {
     PROJECTION: "labels are summed along public directions, with Gaussian noise; all else is done with the public features",
 }
 """How labels are released, in words."""
+EXPOSED = "Features are not protected: a model may hold those of single records (as a kernel's landmarks); publishing it publishes them."
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,10 @@ class LabelClaim(Claim):
             Assumption("features", "what is known of a record beside its label is public", "as the user says", STATED),
             Assumption("chances", "noise and chances are those of the bill", "drawn exactly, from integers and fractions", YES),
         ]
+
+    def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
+        """What is not protected."""
+        return (EXPOSED,)
 
     def describe(self) -> dict[str, Any]:
         """The section of the card."""

@@ -16,6 +16,7 @@ STUDIES: dict[str, str] = {
     "federated": "dpfy.studies.federated",
     "guide": "dpfy.studies.guide",
     "images": "dpfy.studies.images",
+    "labels": "dpfy.studies.labels",
     "metric-text": "dpfy.studies.metric_text",
     "prediction": "dpfy.studies.prediction",
 }

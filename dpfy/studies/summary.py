@@ -26,6 +26,7 @@ SHOWN = {
         "fashion",
     ),
     "guide": ("appendix-c", "footnote-19"),
+    "labels": ("results",),
     "metric-text": ("words",),
     "prediction": ("answers", "models"),
     "federated": ("results", "claims"),

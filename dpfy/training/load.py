@@ -24,7 +24,7 @@ from dpfy.report.words import is_absent
 from dpfy.training import weights
 from dpfy.training.config import SECTIONS, JobConfig, make
 
-MODEL, CONFIG, LEDGER = "model.safetensors", "config.toml", "ledger.jsonl"
+MODEL, CONFIG, LEDGER, ANSWERS = "model.safetensors", "config.toml", "ledger.jsonl", "answers.safetensors"
 READS = dict.fromkeys(("embedded", "mnist", "fashion-mnist"), ((1, 28, 28), 10)) | {"digits": ((1, 8, 8), 10)}
 """The shape of a record and the number of classes of data sets that everybody knows."""
 BESIDE = (cards.NAME, "report.md")
@@ -107,6 +107,8 @@ class Released:
 
     def config(self) -> JobConfig:
         """The configuration of a run of `dpfy train`, as it was published."""
+        if ANSWERS in self.card["files"]:
+            raise InvalidInput("run", str(self.folder), "released a model of private labels: load it with dpfy.labels.load(run)")
         if CONFIG not in self.card["files"]:
             rule = "was made by a program, which knows the model: load the weights into one with dpfy.load(run, model)"
             raise InvalidInput("run", str(self.folder), rule)
