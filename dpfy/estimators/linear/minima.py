@@ -40,6 +40,8 @@ FAR = 40
 """Deviations beyond which a normal number does not lie: the chance is below 1e-340."""
 PART = 4096
 """Records whose gradients are added up before the sums are: fewer roundings."""
+MOST_OF = 0.98
+"""The part of epsilon that the change of the determinant may take: log(1 + curvature / lambda)."""
 UNIT_ROUND = 2.0**-53
 MOST_STEPS, LEAST_STEP = 200, 1e-10
 OUT, KEEP = 20, 1 - 2.0**-8
@@ -150,6 +152,14 @@ class ObjectivePerturbation(Minimum):
         if task.alpha is not None:
             return task.alpha / task.layout.radius(task.layout.largest if task.norm is None else task.norm) ** 2
         return PULL * noise_multiplier * task.steepest
+
+    def refuse(self, task: Task) -> None:
+        super().refuse(task)
+        radius = task.layout.radius(task.layout.largest if task.norm is None else task.norm)
+        least = task.loss.curvature * radius**2 / math.expm1(min(MOST_OF * task.terms.epsilon, 700.0))
+        if task.alpha is not None and task.alpha < least:
+            rule = f"must be at least {least:.4g} for solver={self.name!r} at epsilon {task.terms.epsilon:g}, which a weaker one exceeds"
+            raise InvalidInput("alpha", task.alpha, rule)
 
     def needs(self, task: Task) -> list[Need]:
         def event(noise_multiplier: float) -> events.Event:

@@ -87,11 +87,12 @@ class LinearModel(PrivateEstimator, abstract=True):
         task = self._task(data.columns, data.aim, public.terms)
         problem = problem_of(task, data, self._aims(data), fit, self._solver().keeps_rows)
         found = self._solver().solve(problem, fit)
-        return {"weights": found.weights, "norm": np.array([problem.norm]), "noise": np.array([found.noise])}
+        return {"weights": found.weights, "norm": np.array([problem.norm]), "noise": np.atleast_1d(found.noise)}
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
-        self._weights, self._norm, self._noise = model["weights"], float(model["norm"][0]), float(model["noise"][0])
-        layout = self._layout
+        self._weights, self._norm = model["weights"], float(model["norm"][0])
+        layout, noise = self._layout, np.broadcast_to(model["noise"], self._weights.shape)
+        self._noise = noise[layout.constant :].T
         self.feature_names_out_ = np.array(layout.names, object)
         self.coef_ = self._weights[layout.constant :].T
         self.intercept_ = self._weights[0] if layout.constant else np.zeros(self._weights.shape[1])
@@ -106,18 +107,15 @@ class LinearModel(PrivateEstimator, abstract=True):
         return np.asarray(self._layout.rows(given, self._norm) @ self._weights)
 
     def explain(self) -> Explanation:
-        """The coefficients, largest first."""
+        """The coefficients, largest first, and about the standard deviation that noise gives each of them."""
         rows = [
-            (f"{name}{tag}", float(w))
-            for tag, row in self._tagged()
-            for name, w in zip(self.feature_names_out_, row, strict=True)
+            (f"{name}{tag}", float(w), float(n))
+            for (tag, row), noise in zip(self._tagged(), np.atleast_2d(self._noise), strict=True)
+            for name, w, n in zip(self.feature_names_out_, row, noise, strict=True)
         ]
         rows.sort(key=lambda row: -abs(row[1]))
-        known = np.isfinite(self._noise)
-        note = (
-            f"noise gives a coefficient a standard deviation of at most {self._noise:.3g}" if known else "all of them carry noise"
-        )
-        return Explanation(("feature", "coefficient"), tuple(rows), note)
+        note = "noise: about the standard deviation that noise gives a coefficient, by what was released"
+        return Explanation(("feature", "coefficient", "noise"), tuple(rows), note)
 
     def _tagged(self) -> list[tuple[str, Floats]]:
         return [("", row) for row in np.atleast_2d(self.coef_)]
@@ -194,7 +192,7 @@ class LinearRegression(PrivateRegressor, LinearModel):
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         super()._take(model)
         assert isinstance(self._aim, Range)
-        self.coef_ = self.coef_[0] * self._aim.half
+        self.coef_, self._noise = self.coef_[0] * self._aim.half, self._noise * self._aim.half
         self.intercept_ = float(self.intercept_[0] * self._aim.half + self._aim.middle)
 
     def predict(self, X: Any) -> Floats:

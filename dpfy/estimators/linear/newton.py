@@ -65,7 +65,10 @@ class Newton(Solver):
             weights = weights - move * min(1.0, 2 * problem.radius / max(float(np.linalg.norm(move)), 1e-300))
             if step >= held.releases // 2:
                 later += weights
-        return Fitted(later / (held.releases - held.releases // 2) / problem.radius)
+        inverse = np.linalg.inv(hessian + (ridge + prior) * np.eye(design.width))
+        kept = held.releases - held.releases // 2
+        spread = held.scale * steepest * np.sqrt((inverse**2).sum(axis=1) / kept) / problem.radius
+        return Fitted(later / kept / problem.radius, np.repeat(spread[:, None], outputs, axis=1))
 
     def _hessian(self, problem: Problem, scores: Floats, fit: Fit) -> Floats:
         """The noised second derivative, its eigenvalues raised to the level of noise."""

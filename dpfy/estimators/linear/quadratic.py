@@ -66,8 +66,11 @@ class Quadratic(Solver):
         noise = fit.round(STATISTICS).scale
         alpha = problem.task.alpha
         ridge = (0.0 if alpha is None else alpha / problem.radius**2) + missing(matrix, noise * bend)
-        weights = np.linalg.solve(matrix + ridge * np.eye(width), vector)[:, None]
-        return Fitted(weights / problem.radius, noise / ridge / problem.radius if ridge else math.nan)
+        inverse = np.linalg.inv(matrix + ridge * np.eye(width))
+        weights = inverse @ vector
+        each = noise * np.sqrt((slope**2 + bend**2 * (weights @ weights + weights**2)) / 2)  # of the gradient at these weights
+        spread = np.sqrt(inverse**2 @ each**2)
+        return Fitted(weights[:, None] / problem.radius, spread[:, None] / problem.radius)
 
 
 def missing(matrix: Floats, noise: float) -> float:

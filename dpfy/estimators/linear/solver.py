@@ -66,10 +66,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Weights [width, outputs] for rows of features; `noise` is the deviation that noise gives a weight, where that is known."""
+    """Weights [width, outputs] for rows of features; `noise` is about the deviation that noise gives each weight, or at most that of all.
+
+    It follows from what was released and from the scale of the noise.
+    """
 
     weights: Floats
-    noise: float = math.nan
+    noise: Floats | float
 
 
 class Solver(ABC):
