@@ -12,6 +12,7 @@ from dpfy.studies.study import Study
 
 STUDIES: dict[str, str] = {
     "building-blocks": "dpfy.studies.building_blocks",
+    "classical": "dpfy.studies.classical",
     "dpsgd-dpftrl": "dpfy.studies.dpsgd_dpftrl",
     "federated": "dpfy.studies.federated",
     "guide": "dpfy.studies.guide",

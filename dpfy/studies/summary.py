@@ -30,6 +30,7 @@ SHOWN = {
     "metric-text": ("words",),
     "prediction": ("answers", "models"),
     "federated": ("results", "claims"),
+    "classical": ("adult", "convex-noise", "convex-tuned", "convex-slopes", "regression", "mnist"),
 }
 """Which tables of each stored study are shown, in which order, by the name of its folder."""
 VARIANTS = {"building-blocks-5000": ("building-blocks", Options(data_dir="mnist"))}

@@ -77,6 +77,23 @@ def test_sums_are_exact_in_any_order_and_in_any_blocks(monkeypatch):
     assert np.array_equal(other.gram(), gram)
 
 
+@pytest.mark.parametrize("length", [1e-3, 1.0, 7.3, 1e6])
+def test_scores_are_exact_and_do_not_depend_on_where_a_record_stands(length):
+    rng = np.random.default_rng(1)
+    given = rng.normal(size=(300, 7))
+    design = Design.of(given / np.linalg.norm(given, axis=1, keepdims=True))
+    weights = rng.normal(size=(7, 1))
+    weights = designs.without_rounding(weights * length / np.linalg.norm(weights))
+    held = design.part(slice(None))
+    scores = design.scores(weights)[:, 0]
+    for k in range(40):
+        whole = sum(
+            (Fraction(x) * Fraction(w) for x, w in zip(held[k].tolist(), weights[:, 0].tolist(), strict=True)), Fraction(0)
+        )
+        assert Fraction(float(scores[k])) == whole
+    assert np.array_equal((held[::-1][:, ::-1] @ weights[::-1])[::-1, 0], scores)
+
+
 def test_rows_that_are_kept_and_rows_that_are_made_anew_are_the_same():
     layout, data, kept = rows(1.1)
     anew = Design(layout, data, 1.1, keep=False)

@@ -199,6 +199,15 @@ def test_the_event_of_a_minimum_holds_all_gaussian_releases_beside_it():
     assert rows == {"contribution": "yes", "domain": "yes", "convexity": "yes", "slopes": "yes", "optimum": "yes"}
 
 
+def test_the_curvature_that_is_billed_is_that_of_the_rows_as_they_are():
+    """A row of norm R has a curvature of R^2 / 4, over alpha: forgetting the square is a known mistake."""
+    norm, alpha = 3.0, 60.0
+    made = LogisticRegression(bounds=(-1, 1), classes=[0, 1], solver="objective", norm=norm, alpha=alpha, random_state=0)
+    made.fit(np.random.default_rng(0).uniform(-1, 1, (200, 12)), np.arange(200) % 2)
+    billed = made.card_["accesses"]["covered"][0]["event"]["curvature"]
+    assert 0.25 * (norm**2 + 1) / alpha <= billed <= 0.25 * (norm**2 + 1) / alpha * (1 + 1e-6)
+
+
 def test_the_linear_term_is_bound_to_the_records_before_it_is_drawn(tmp_path, monkeypatch):
     from dpfy.estimators import fitting
     from dpfy.runs.folder import Place

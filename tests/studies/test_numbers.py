@@ -134,6 +134,7 @@ def test_pages_of_stored_cells(folder: str, tmp_path: Path) -> None:
         "federated": 1,
         "prediction": 1,
         "labels": 2,
+        "classical": 2,
     }
     assert len(list(tmp_path.glob("*.svg"))) >= figures[folder]
     assert "None" not in page.read_text()

@@ -202,7 +202,8 @@ class Design:
 
     def gradient(self, weights: Floats, factors: Callable[[Floats, slice], Floats]) -> Floats:
         """The same for factors that follow from the scores of a part of the records: every row is read once."""
-        return self._sum(lambda rows, part: np.asarray(rows.T @ _cut(factors(np.asarray(rows @ weights), part))), BITS, BLOCK)
+        exact = without_rounding(weights)
+        return self._sum(lambda rows, part: np.asarray(rows.T @ _cut(factors(np.asarray(rows @ exact), part))), BITS, BLOCK)
 
     def gram(self, factors: Floats | None = None) -> Floats:
         """The sum over records of row times row, exact with `GRAM` bits, and beside it, from the same reading, `total(factors)`.
@@ -240,6 +241,17 @@ def on_grid(rows: Any, radius: float) -> Any:
     np.trunc(held, out=held)
     held *= 2.0**-ROW
     return rows
+
+
+def without_rounding(weights: Floats) -> Floats:
+    """Weights on a grid on which scores of rows are sums without rounding: a row in the unit ball has them in steps of 2^-16, and no sum
+    of some of their products is longer than the weights.
+
+    Guarantees: the score of a record does not depend on where it stands among others.
+    """
+    longest = float(np.sqrt((weights * weights).sum(axis=0)).max(initial=0.0))
+    bits = EXACT - 1 - ROW - max(0, math.frexp(longest)[1])
+    return np.asarray(np.ldexp(np.rint(np.ldexp(weights, bits)), -bits))
 
 
 def _times(rows: Any, factors: Floats) -> Any:

@@ -18,7 +18,7 @@ from dpfy.core.values import Bound
 from dpfy.estimators.budget import Need
 from dpfy.estimators.fitting import Fit
 from dpfy.estimators.linear.descent import GRADIENTS, MOMENTS, MOMENTS_SHARE, cut, moments
-from dpfy.estimators.linear.design import BITS, GRAM, unit_rows
+from dpfy.estimators.linear.design import BITS, GRAM, unit_rows, without_rounding
 from dpfy.estimators.linear.solver import UNIT, Fitted, Floats, Problem, Solver, Task
 
 HESSIANS = "second derivatives"
@@ -56,7 +56,7 @@ class Newton(Solver):
         hessian = np.zeros((design.width, design.width))
         prior = held.scale * steepest / math.sqrt(held.releases) / problem.radius  # a weight of one feature is about one
         for step in range(held.releases):
-            scores = design.scores(weights)
+            scores = design.scores(without_rounding(weights))
             if outputs == 1 or step == 0:
                 hessian = self._hessian(problem, scores, fit)
             slopes = unit_rows(task.loss.slopes(scores, problem.target) / steepest)
