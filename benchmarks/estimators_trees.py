@@ -144,7 +144,7 @@ def diffprivlib_fits(rows, epsilons):
                 made = kind(epsilon=epsilon, bounds=(low, high), classes=[False, True], **more)
                 made.fit(X.to_numpy()[train], y[train])
                 scores.append(roc_auc_score(y[test], made.predict_proba(X.to_numpy()[test])[:, 1]))
-            found.setdefault(name, {})[str(epsilon)] = {"auroc": scores, "seconds": 0.0}
+            found.setdefault(name, {})[str(epsilon)] = {"auroc": scores, "seconds": None}
             print(f"diffprivlib {name} {epsilon}: {np.mean(scores):.4f}", file=sys.stderr)
     return found
 
@@ -159,8 +159,13 @@ def rank(rows, interpret, diffprivlib):
     for home, held in found.items():
         for name, row in held.items():
             cells = [f"{np.mean(row[str(e)]['auroc']):.4f} ± {np.std(row[str(e)]['auroc']) / 2:.4f}" for e in EPSILONS]
-            lines.append(f"| {home} {name} | {' | '.join(cells)} | {row[str(EPSILONS[1])]['seconds']:.2f} |")
+            lines.append(f"| {home} {name} | {' | '.join(cells)} | {_seconds(row[str(EPSILONS[1])]['seconds'])} |")
     return found, lines
+
+
+def _seconds(spent):
+    """CPU seconds, where they were measured."""
+    return "-" if spent is None else f"{spent:.2f}"
 
 
 def asked_of(python, name, more):
@@ -211,7 +216,9 @@ def clusters(rows, diffprivlib, runs):
 
     def add(data, epsilon, costs, seconds):
         found.setdefault(data, {})[str(epsilon)] = costs
-        lines.append(f"| {data} | {epsilon:g} | {np.mean(costs):.4f} ({np.max(costs):.4f}) | {seconds / len(costs):.2f} |")
+        lines.append(
+            f"| {data} | {epsilon:g} | {np.mean(costs):.4f} ({np.max(costs):.4f}) | {_seconds(seconds and seconds / len(costs))} |"
+        )
         print(lines[-1], file=sys.stderr)
 
     for k in (3, 8):
@@ -224,7 +231,7 @@ def clusters(rows, diffprivlib, runs):
         if diffprivlib:
             np.save(path := folder_for_peers() / "adult.npy", scaled)
             for epsilon, costs in asked_of(diffprivlib, "diffprivlib k-means", {"file": str(path), "k": k, "best": best}).items():
-                add(f"diffprivlib: Adult, k = {k}", float(epsilon), costs, 0.0)
+                add(f"diffprivlib: Adult, k = {k}", float(epsilon), costs, None)
     images = mnist()
     best = Plain(10, n_init=3, random_state=0).fit(images).inertia_
     for epsilon in (0.5, 1.0, 4.0):

@@ -117,7 +117,7 @@ def test_exponents_of_a_mixture_are_sums_without_rounding():
     """So that it does not matter in which order a matrix product takes them: beside fractions of whole numbers."""
     rng = np.random.default_rng(8)
     rows = in_ball(rng, 10, 30).astype(float)
-    model = mixture.Mixture(np.ones(4) / 4, in_ball(rng, 4, 30).astype(float), rng.uniform(mixture.NARROWEST, 0.1, (4, 30)))
+    model = mixture.Mixture(np.ones(4) / 4, rng.uniform(-0.2, 0.2, (4, 30)), rng.uniform(mixture.NARROWEST, 0.1, (4, 30)))
     _, slopes, precisions = model.exponents()
     found = rows @ slopes.T - rows**2 @ precisions.T
     for row, line in zip(rows.tolist(), found.tolist(), strict=True):

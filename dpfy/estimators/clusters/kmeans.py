@@ -106,7 +106,8 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
         if self.method == "coreset":
             return start.coreset(points, self.n_clusters, self.structure, fit)
         records = float(fit.release(RECORDS, np.array([len(points)]))[0])
-        side = summary.cells_of(points.shape[1], records, public.terms.epsilon * STARTED[self.method])
+        like = math.sqrt(2) / fit.round(summary.CELLS).deviation  # the epsilon at which Laplace noise would be as wide
+        side = summary.cells_of(points.shape[1], records, like)
         return start.of(summary.grid(points, records, side, ball.half_widths, fit), self.n_clusters, self.structure)
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:

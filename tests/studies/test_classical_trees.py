@@ -1,0 +1,31 @@
+"""The parts of the study of classical learners on trees and clusters: their short forms run, and pages say what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpfy.studies import classical_clusters, classical_trees
+from dpfy.studies.study import Options, Results, Stored
+
+
+@pytest.mark.parametrize(("part", "chosen"), [(classical_clusters, "clusters-overlapping-2"), (classical_trees, "trees-few-4")])
+def test_a_cell_of_the_short_form_is_computed_and_shown(part, chosen):
+    cells = {cell.name: cell for cell in part.PART.cells(Options(fast=True))}
+    assert all(name.startswith(f"{part.PART.name}-") for name in cells)
+    cell = cells[chosen]
+    result = dict(cell.compute())
+    (section,) = part.PART.sections(Results([Stored(chosen, dict(cell.settings), result, {})], Options(fast=True)))
+    (table,) = section.parts
+    assert len(table.rows) == 1
+    assert len(table.rows[0]) == len(table.columns)
+    assert part.PART.sections(Results([], Options(fast=True))) == []
+
+
+def test_the_last_column_says_who_is_better():
+    same, settings = {"hybrid": [1.0, 1.0], "coreset": [1.0, 1.0]}, {"records": 1, "seeds": 2}
+    held = [
+        Stored(f"clusters-overlapping-{d}", settings, {"lloyd": [a, a], "synopsis": [b, b], **same}, {})
+        for d, a, b in ((2, 1.2, 1.1), (10, 1.1, 1.2))
+    ]
+    rows = classical_clusters.rows_of("overlapping", Results(held, Options()))
+    assert [row[-1] for row in rows] == ["yes", "no"]
