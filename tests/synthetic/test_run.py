@@ -120,6 +120,10 @@ def test_a_resumed_run_refuses_other_data(tmp_path, monkeypatch):
             synthesize(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
     with pytest.raises(InvalidInput, match="must be what the run had"):
         synthesize(people(151), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "run", resume=True))
+    crossed = people(150)  # the same columns, one by one, that go together in another way
+    crossed["age"] = crossed["age"][::-1]
+    with pytest.raises(InvalidInput, match="must be what the run had"):
+        synthesize(crossed, schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "run", resume=True))
     with pytest.raises(InvalidInput, match=r"run|resume"):
         synthesize(people(150), schema=DOMAIN, terms=SynthesisTerms(2.0, 1e-6), run=Place(tmp_path / "run", resume=True))
     with pytest.raises(InvalidInput, match="holds an unfinished run"):
