@@ -20,6 +20,7 @@ STUDIES: dict[str, str] = {
     "labels": "dpfy.studies.labels",
     "metric-text": "dpfy.studies.metric_text",
     "prediction": "dpfy.studies.prediction",
+    "tuning": "dpfy.studies.tuning",
 }
 """Name to module; each module holds one `STUDY`."""
 

@@ -31,6 +31,7 @@ SHOWN = {
     "prediction": ("answers", "models"),
     "federated": ("results", "claims"),
     "classical": ("adult", "convex-noise", "convex-tuned", "convex-slopes", "regression", "mnist"),
+    "tuning": ("searches", "scaling", "grid", "strategies"),
 }
 """Which tables of each stored study are shown, in which order, by the name of its folder."""
 VARIANTS = {"building-blocks-5000": ("building-blocks", Options(data_dir="mnist"))}

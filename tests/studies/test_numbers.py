@@ -135,6 +135,7 @@ def test_pages_of_stored_cells(folder: str, tmp_path: Path) -> None:
         "prediction": 1,
         "labels": 2,
         "classical": 2,
+        "tuning": 0,
     }
     assert len(list(tmp_path.glob("*.svg"))) >= figures[folder]
     assert "None" not in page.read_text()
@@ -194,3 +195,24 @@ def test_more_eta_keeps_more_of_a_text_and_exact_choices_keep_most() -> None:
     for eta in (5.0, 10.0, 15.0, 20.0, 30.0):
         assert rows["choice", eta][2] > rows["noise", eta][2]
     assert rows["choice", 20.0][6] > rows["as it is", None][6] - 3  # the speaker, in percent
+
+
+def test_a_stored_search_beats_no_search_and_composition_at_one_epsilon() -> None:
+    results = kept("tuning")
+    arms = {
+        arm: [results[f"{arm}-{seed}"].result for seed in range(5)] for arm in ("search-random", "search-composition", "untuned")
+    }
+    assert all(run["epsilon"] <= 3.0 for runs in arms.values() for run in runs)
+    assert not any(run["wrong"] for arm in ("search-random", "search-composition") for run in arms[arm])
+    assert all(run["training_alone"] < run["epsilon"] for run in arms["search-random"])
+    means = {arm: sum(run["test_accuracy"] for run in runs) / 5 for arm, runs in arms.items()}
+    assert means["search-random"] > means["untuned"]
+    assert means["search-random"] > means["search-composition"]
+
+
+def test_stored_strategies_keep_the_guides_claims() -> None:
+    tables = summary.kept("tuning", ROOT)[0].page(kept("tuning")).tables()
+    for row in tables["scaling"].rows:
+        apart, deviation = row[-2:]
+        assert apart <= max(3 * deviation, 0.01), "accuracy depends on more than the noise of the average"
+    assert all(row[-1] >= 0.99 for row in tables["strategies"].rows)
