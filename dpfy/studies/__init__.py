@@ -19,6 +19,7 @@ STUDIES: dict[str, str] = {
     "images": "dpfy.studies.images",
     "labels": "dpfy.studies.labels",
     "metric-text": "dpfy.studies.metric_text",
+    "synthetic": "dpfy.studies.synthetic",
     "prediction": "dpfy.studies.prediction",
     "tuning": "dpfy.studies.tuning",
 }

@@ -32,6 +32,7 @@ SHOWN = {
     "federated": ("results", "claims"),
     "classical": ("adult", "convex-noise", "convex-tuned", "convex-slopes", "regression", "mnist"),
     "tuning": ("searches", "scaling", "grid", "strategies"),
+    "synthetic": ("errors", "learners"),
 }
 """Which tables of each stored study are shown, in which order, by the name of its folder."""
 VARIANTS = {"building-blocks-5000": ("building-blocks", Options(data_dir="mnist"))}
