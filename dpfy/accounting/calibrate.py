@@ -13,6 +13,8 @@ from dpfy.core.unit import Adjacency
 
 LEAST, MOST = 1e-3, 1e9
 TOLERANCE = 4e-5
+BELOW = 1e-3
+"""A part of the target below which a coarse upper bound is enough: where next to nothing is spent, a close one can take long."""
 FAR = 4.0
 """A log of epsilons beyond which the search for less noise leaps: epsilon grows hardly faster than the third power of 1/noise."""
 
@@ -37,7 +39,11 @@ def noise(
     route = table.accountant(accountant)
 
     def reached(multiplier: float) -> float:
-        return route.curve(make_event(multiplier), adjacency).epsilon(delta)
+        curve = route.curve(make_event(multiplier), adjacency)
+        rough = getattr(curve, "quick", None)
+        if rough is not None and (bound := float(rough(delta))) < BELOW * target:
+            return bound
+        return curve.epsilon(delta)
 
     return least(reached, target, start=1.0, tolerance=getattr(route, "tolerance", TOLERANCE))
 

@@ -77,6 +77,11 @@ class TightCurve:
             self._upper[delta] = self._worst(delta)
         return self._upper[delta]
 
+    def quick(self, delta: float) -> float:
+        """A coarse upper bound on epsilon at `delta` that is computed at once, by Chernoff's inequality."""
+        delta_within(check.inside_unit("delta", delta))
+        return 0.0 if delta >= self._touched else max(self._quick(total, delta) for total in self._directions)
+
     def _worst(self, delta: float) -> float:
         """The upper bound of the direction that decides."""
         quick = [self._quick(total, delta) for total in self._directions]

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from dpfy.core import tradeoff
+from dpfy.core.errors import DpfyError
 from dpfy.core.guarantee import Curve
 
 Tradeoff = Callable[[float], float]
@@ -125,14 +126,22 @@ class ClaimedFamily:
 def weakest(excluded: Callable[[float], bool], start: float, *, precision: float = 1e-3) -> float:
     """The largest strength found that `excluded` still excludes; 0 if it excludes none.
 
-    Guarantees: the returned strength is excluded (or 0), so that a bound built on it errs to the low side.
+    Guarantees: the returned strength is excluded (or 0), so that a bound built on it errs to the low side. A member so strong that nobody
+    can compute its curve is not excluded.
     """
     low, high = 0.0, start
-    while excluded(high):
+    while _excludes(excluded, high):
         low, high = high, 2 * high
         if high > 1e6 * start:
             return low
     while high - low > precision * max(high, 0.1 * start) and high > 1e-2 * start:  # weaker than that is nothing
         middle = (low + high) / 2
-        low, high = (middle, high) if excluded(middle) else (low, middle)
+        low, high = (middle, high) if _excludes(excluded, middle) else (low, middle)
     return low
+
+
+def _excludes(excluded: Callable[[float], bool], strength: float) -> bool:
+    try:
+        return excluded(strength)
+    except DpfyError:
+        return False

@@ -70,8 +70,8 @@ def train(
     path: Annotated[str | None, _option("File of your own: .csv, .parquet, .npz.")] = None,
     records: Annotated[str | None, _option("Public number to train on, less those held out.")] = None,
     model: Annotated[str | None, _option("scattering-linear, linear, mlp, ...")] = None,
-    protect: Annotated[str | None, _option("records (default), or labels: features are public.")] = None,
-    method: Annotated[str | None, _option("How labels are released (--protect labels).")] = None,
+    protect: Annotated[str | None, _option("records (default), or labels.")] = None,
+    method: Annotated[str | None, _option("How labels are released.")] = None,
     epsilon: Annotated[float | None, _option("Epsilon to reach (default 3; labels: 1).")] = None,
     delta: Annotated[float | None, _option("Delta (1e-5); below 1/records.")] = None,
     mechanism: Annotated[str | None, _option("dp-sgd, band-mf, blt, tree, ..., auto.")] = None,
@@ -99,7 +99,7 @@ def train(
 
     Example: dpfy train job.toml --set training.clip=quantile --set data.test=public
 
-    Where only labels are private: dpfy train --protect labels --data mnist --epsilon 1
+    Labels alone are private: dpfy train --protect labels --data mnist
     """
     flags = {
         "data.kind": data,

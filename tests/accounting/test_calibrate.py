@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting import calibrate
+from dpfy.accounting import calibrate, tight
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput
 
@@ -40,3 +40,21 @@ def test_a_far_target_is_reached_in_few_evaluations(power: int, target: float) -
     assert noise == pytest.approx(target ** (-1 / power), rel=1e-4)
     assert len(tried) <= 14
     assert min(tried) >= calibrate.LEAST / 2
+
+
+def test_a_coarse_bound_serves_far_below_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where next to nothing is spent a close bound can take long, and nobody needs it; near the target it is what counts."""
+    close: list[float] = []
+    whole = tight.TightCurve.epsilon
+    monkeypatch.setattr(tight.TightCurve, "epsilon", lambda curve, delta: close.append(found := whole(curve, delta)) or found)
+    target = 3e4
+
+    def event(noise: float) -> ev.Event:
+        return ev.Repeated(ev.PoissonSampled(1.6e-10, ev.Gaussian(noise)), 6)
+
+    noise = calibrate.noise(event, target, 8e-10)
+    assert close
+    assert min(close) >= calibrate.BELOW * target / 10
+    monkeypatch.undo()
+    assert accounting.epsilon(event(noise), 8e-10) <= target
+    assert accounting.epsilon(event(noise * (1 - 1e-3)), 8e-10) > target

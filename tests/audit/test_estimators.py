@@ -110,6 +110,18 @@ def test_accuracy_bound_certifies_most_of_epsilon(epsilon):
     assert sum(e > epsilon for e in found) <= 3 + 6
 
 
+def test_members_that_nobody_can_compute_are_not_excluded():
+    """A strength beyond the limits of accounting ends the search there, on the low side, instead of the audit."""
+
+    def excluded(strength: float) -> bool:
+        if strength > 40:
+            raise InvalidInput("noise_multiplier", 1 / strength, "must be more")
+        return True
+
+    assert families.weakest(excluded, 1.0, precision=1e-3) == pytest.approx(40, rel=2e-3)
+    assert families.weakest(excluded, 1.0, precision=1e-3) <= 40
+
+
 def test_claimed_family_agrees_with_the_gaussian_family():
     class Exact:
         def __init__(self, mu: float) -> None:
