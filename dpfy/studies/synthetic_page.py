@@ -21,8 +21,8 @@ def page(results: Results) -> Page:
         "accountant": "tight, with a filter for what is chosen adaptively; every run is verified",
         "unit": "one record",
         "adjacency": "one record added or removed",
-        "hyperparameters": "the defaults of the package, the same at every epsilon; those of AIM and MST were chosen on these records, "
-        "which favours them. The choice is not billed in epsilon",
+        "hyperparameters": "the defaults of the package, the same at every epsilon; on which records they were chosen is not recorded: "
+        "it may have been these. The choice is not billed in epsilon",
     }
     return Page([_errors(runs), _learners(runs)], facts)
 
