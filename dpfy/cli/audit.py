@@ -246,8 +246,9 @@ def _check(confidence: float, plot: Path | None, canaries: int = MOST_CANARIES) 
     """Refuse before the work what would fail after it."""
     from dpfy.core import check
 
-    if check.inside_unit("--confidence", confidence) > 1 - 1e-9:
-        raise InvalidInput("--confidence", confidence, "must be at most 1 - 1e-9")
+    if not 0.5 <= check.inside_unit("--confidence", confidence) <= 1 - 1e-9:
+        rule = "must lie between 0.5 and 1 - 1e-9: a bound that is wrong more often than right says nothing"
+        raise InvalidInput("--confidence", confidence, rule)
     check.integer("--canaries", canaries, least=10, most=MOST_CANARIES)
     if plot is not None:
         target("--plot", plot, {".svg": (b"<?xml",)})

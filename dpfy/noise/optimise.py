@@ -98,6 +98,7 @@ def squared_overlay(c: Vector, most: int, separation: int) -> tuple[float, Vecto
 
 def _running(c: Vector, separation: int) -> Vector:
     """c_i + c_(i - b) + c_(i - 2b) + ..., for each i."""
+    separation = min(separation, len(c))  # one that is longer reaches nothing
     rows = -(-len(c) // separation)
     padded = np.zeros(rows * separation)
     padded[: len(c)] = c

@@ -87,6 +87,13 @@ def test_a_violated_claim_is_exit_status_one(tmp_path):
     assert "Look first at" in answer["sentence"]
 
 
+@pytest.mark.parametrize("confidence", ["0.01", "0.49", "0.9999999999"])
+def test_a_confidence_that_says_nothing_is_refused_before_the_work(tmp_path, confidence):
+    with pytest.raises(InvalidInput, match="--confidence: got .*; must lie between 0.5 and"):
+        call("train", *SMALL, "--data", "digits", "--canaries", "20", "--confidence", confidence, "--out", str(tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_run_without_canaries_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match=r"holds no canaries\.npz"):
         runner.invoke(app, ["run", str(tmp_path)], catch_exceptions=False)

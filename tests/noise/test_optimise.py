@@ -182,3 +182,10 @@ def test_the_overlay_of_every_shift_is_that_of_the_definition(steps, most, separ
     value, gradient = optimise.squared_overlay(c, most, separation)
     assert value == pytest.approx(float(total @ total), rel=1e-12)
     assert gradient == pytest.approx(slope, rel=1e-12)
+
+
+def test_a_separation_beyond_the_steps_takes_no_room():
+    c = np.random.default_rng(0).random(6)
+    value, gradient = optimise.squared_overlay(c, 1, 6_112_506_801)
+    assert value == pytest.approx(float(c @ c))
+    assert gradient == pytest.approx(2 * c)
