@@ -89,7 +89,7 @@ def test_a_violated_claim_is_exit_status_one(tmp_path):
 
 @pytest.mark.parametrize("confidence", ["0.01", "0.49", "0.9999999999"])
 def test_a_confidence_that_says_nothing_is_refused_before_the_work(tmp_path, confidence):
-    with pytest.raises(InvalidInput, match="--confidence: got .*; must lie between 0.5 and"):
+    with pytest.raises(InvalidInput, match=r"--confidence: got .*; must lie between 0.5 and"):
         call("train", *SMALL, "--data", "digits", "--canaries", "20", "--confidence", confidence, "--out", str(tmp_path / "x"))
     assert not (tmp_path / "x").exists()
 
