@@ -177,6 +177,8 @@ def _held(place: Place, space: Space | None, engine: Engine, terms: Terms) -> Tu
     path = Path(place.path)
     if not place.resume or not (path / LEDGER).is_file():
         return None
+    if (path / LEDGER).stat().st_size == 0:  # killed before its first line: nothing was reserved
+        return None
     claims = held_claims(path)
     if not claims:
         return None
