@@ -74,3 +74,10 @@ def test_files_that_the_docs_name_exist(page: Path) -> None:
 def test_the_path_of_the_data_names_every_room() -> None:
     text = (DOCS / "path-of-the-data.md").read_text()
     assert [room for room in ROOMS if f"`{room}/" not in text] == []
+
+
+def test_no_two_folders_of_tests_have_a_module_of_one_name_to_share() -> None:
+    """Tests put their folders on one path: of two modules of one name, one process would get the other's."""
+    shared = [p.name for p in Path(__file__).parent.rglob("*.py") if not p.name.startswith("test_")]
+    known = {"conftest.py", "__init__.py"}
+    assert sorted(name for name in set(shared) - known if shared.count(name) > 1) == []

@@ -11,7 +11,7 @@ import pytest
 from dpfy.cli.app import main
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "synthetic"))
-from made_up import SCHEMA, people, write_csv
+from made_up_people import SCHEMA, people, write_csv
 
 
 @pytest.fixture

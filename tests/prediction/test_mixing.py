@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from made_up import OpenPurse
+from electorate import OpenPurse
 from scipy import stats
 
 from dpfy.core import events as ev

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from made_up import records, voters
+from electorate import records, voters
 
 import dpfy
 from dpfy.accounting.filters import RenyiFilter

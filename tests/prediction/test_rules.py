@@ -12,7 +12,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from made_up import OpenPurse
+from electorate import OpenPurse
 
 from dpfy import accounting
 from dpfy.core import events as ev

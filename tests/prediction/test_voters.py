@@ -11,7 +11,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from made_up import SECRET, OpenPurse, records, voters
+from electorate import SECRET, OpenPurse, records, voters
 
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.random import Randomness

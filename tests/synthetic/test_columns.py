@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import SCHEMA
+from made_up_people import SCHEMA
 
 from dpfy.core.errors import InvalidInput
 from dpfy.synthetic.columns import Binned, Dated, Listed, date_column, listed_column, number_column

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from made_up import SCHEMA, people, write_csv
+from made_up_people import SCHEMA, people, write_csv
 
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.data.chunks import chunks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_up import SCHEMA, people
+from made_up_people import SCHEMA, people
 
 from dpfy.core.errors import InvalidInput
 from dpfy.synthetic.domain import Domain

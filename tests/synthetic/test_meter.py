@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from made_up import SCHEMA, people
+from made_up_people import SCHEMA, people
 
 from dpfy import accounting
 from dpfy.accounting.gaussian_filter import noise_of, squares

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import SCHEMA, people, write_csv
+from made_up_people import SCHEMA, people, write_csv
 
 import dpfy
 from dpfy.accounting import GaussianFilter, RenyiFilter
