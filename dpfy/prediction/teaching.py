@@ -15,6 +15,9 @@ from dpfy.prediction.voters import LinearVoters, class_means, shards
 if TYPE_CHECKING:
     from dpfy.data.config import DataConfig
 
+MOST_NUMBERS = 1 << 26
+"""Numbers that all voters hold together: half a gigabyte while they are made."""
+
 
 def teach(
     x: Any, y: Any, *, voters: int, classes: int, owners: Any = None, shrink: float = 1.0, randomness: Randomness | None = None
@@ -34,6 +37,8 @@ def teach(
         raise InvalidInput("y", "a class outside of the public ones", f"must be a whole number from 0 to {classes - 1}")
     if not np.isfinite(table).all():
         raise InvalidInput("x", "NaN or infinity", "must be finite numbers")
+    if check.integer("voters", voters) > (most := max(1, MOST_NUMBERS // max(1, table.shape[1] * classes))):
+        raise InvalidInput("voters", voters, f"must be at most {most} with {table.shape[1]} features and {classes} classes")
     secret = Randomness.from_os() if randomness is None else randomness
     places = shards(len(table), voters, secret, owners)
     return class_means(table, labels.astype(np.int64), places, voters, classes, shrink)

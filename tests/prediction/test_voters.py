@@ -141,6 +141,11 @@ def test_teaching_refuses_what_is_no_table():
     assert (found.count, found.classes, found.features) == (5, 4, 6)
 
 
+def test_more_voters_than_memory_holds_are_refused_before_they_are_made():
+    with pytest.raises(InvalidInput, match=r"voters: got 778032; must be at most \d+ with \d+ features and 10 classes"):
+        teach(np.zeros((20, 64)), np.zeros(20, int), voters=778_032, classes=10)
+
+
 def test_neighbours_one_record_moves_one_vote_also_where_there_are_few():
     for count, rows in ((7, 200), (7, 7), (7, 5), (7, 1)):
         held = NeighbourVotes(X[:rows], Y[:rows], 4, count)
