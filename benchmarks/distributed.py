@@ -96,7 +96,7 @@ SHAPES = {
     "cuda": {
         "mlp-2048x8": Shape(2048, 8, 256),
         "transformer-1024x12": Shape(1024, 12, 32, 256),
-        "transformer-2048x12": Shape(2048, 12, 32, 512),
+        "transformer-2048x12": Shape(2048, 12, 16, 512),
     },
 }
 
@@ -190,7 +190,7 @@ def one_rank(backend: str) -> Iterator[None]:
 
 
 def alone(shape: Shape, device: str, count: int, rounds: int) -> dict[str, Any]:
-    """Seconds of a step by layout with one rank, measured in turn: for each step the least of all rounds, and the mean of these."""
+    """Seconds of a step by layout with one rank, measured in turn: for each step the least of all rounds, and the median of these."""
     found: dict[str, dict[str, list[list[float]]]] = {"private": {}, "not private": {}}
     recorded: dict[str, int] = {}
     for _ in range(rounds):
@@ -202,7 +202,7 @@ def alone(shape: Shape, device: str, count: int, rounds: int) -> dict[str, Any]:
             found["not private"].setdefault(layout, []).append(not_private(shape, layout, device, count)[count // 2 : -1])
     row: dict[str, Any] = {"steps by recordings": recorded}
     for kind, layouts in found.items():
-        means = {layout: statistics.mean(map(min, zip(*taken, strict=True))) for layout, taken in layouts.items()}
+        means = {layout: statistics.median(map(min, zip(*taken, strict=True))) for layout, taken in layouts.items()}
         row[kind] = {"ms": round(1e3 * means["plain"], 3)} | {k: round(means[k] / means["plain"], 3) for k in LAYOUTS[1:]}
     row["holds"] = max(row["private"]["ddp"], row["private"]["fsdp"]) <= LIMIT
     return row
@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--only", choices=["step", "memory", "equal"])
     parser.add_argument("--shapes", help="names, by commas")
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     device, shapes = options.device, SHAPES[options.device]

@@ -14,12 +14,15 @@ Step = Callable[[Tensor, Tensor], None]
 
 
 def opacus_step(ghost: bool) -> Callable[[nn.Module, Case], Step]:
-    """The peer: per-sample gradients by hooks, or ghost clipping."""
+    """The peer: per-sample gradients by hooks, or ghost clipping. Torch's attention and recurrent layers become opacus' own."""
 
     def make(model: nn.Module, case: Case) -> Step:
         from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
         from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+        from opacus.validators import ModuleValidator
 
+        if any(isinstance(module, nn.RNNBase | nn.MultiheadAttention) for module in model.modules()):
+            model = ModuleValidator.fix(model)
         sgd = torch.optim.SGD(model.parameters(), lr=RATE)
         known = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "expected_batch_size": 1}
         if not ghost:

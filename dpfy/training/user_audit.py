@@ -70,8 +70,8 @@ def observe_users(
     return np.array(seen)
 
 
-MOST_SIZE = 2**27
-"""Numbers that the gradients of all users may hold together."""
+MOST_SIZE = 2**25
+"""Numbers that the gradients of all users, or all noisy sums, may hold together: some copies are made of them."""
 
 Observe = Callable[[nn.Module, Array, Plan, "int | None"], Array]
 """From a model, one update of each user [users, parameters] in clip norms, a plan and a seed to the noisy sums [steps, parameters]."""
@@ -97,8 +97,9 @@ class UserFacts:
         check.integer("records", self.records)
         check.integer("steps", self.steps, most=10_000)
         check.delta("delta", self.delta)
-        if (self.users + self.canaries) * self.records * self.dimension > MOST_SIZE:
-            raise InvalidInput("canaries", self.canaries, f"with these users and records needs more than {MOST_SIZE} numbers")
+        if max((self.users + self.canaries) * self.records, self.steps) * self.dimension > MOST_SIZE:
+            asked = f"{self.canaries}, {self.users} users, {self.records} records of each, {self.steps} steps"
+            raise InvalidInput("canaries", asked, f"must need at most {MOST_SIZE} numbers; ask for less of one of them")
 
     @property
     def dimension(self) -> int:

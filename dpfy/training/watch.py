@@ -53,6 +53,9 @@ ROWS, SHORT_ROWS = 16, 64
 """A checked step begins with a physical batch of this many records: enough to show mixing, and cheap. Of short steps the second: a
 second physical batch would cost more there than checks of more rows."""
 
+MEMORY = 4
+"""A check holds a few times the tensors of a step: of long steps it has at most one part in so many of a full physical batch."""
+
 FAR = 16.0
 """How far from the data records may lie that replace others in a thorough check."""
 
@@ -153,7 +156,8 @@ class Watch:
         """
         if step not in self._due or row_multiple >= most > 1:
             return list(physical(indices, most, row_multiple=row_multiple))
-        few = row_multiple * -(-(ROWS if self._parts == PARTS else SHORT_ROWS) // row_multiple)
+        few = min(ROWS, max(2, most // MEMORY)) if self._parts == PARTS else SHORT_ROWS
+        few = row_multiple * -(-few // row_multiple)
         first = max(2, min(few if len(indices) > 2 * few else len(indices), most))
         least = max(2, row_multiple) if len(indices[:first]) == 1 else row_multiple
         return [

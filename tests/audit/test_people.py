@@ -82,7 +82,14 @@ def test_log_ratio_is_a_lower_bound_with_power():
 
 
 @pytest.mark.parametrize(
-    ("change", "field"), [({"canaries": 5}, "canaries"), ({"rate": 0.0}, "sampling_rate"), ({"users": 10**7}, "canaries")]
+    ("change", "field"),
+    [
+        ({"canaries": 5}, "canaries"),
+        ({"rate": 0.0}, "sampling_rate"),
+        ({"users": 10**7}, "canaries"),
+        ({"users": 20, "canaries": 12, "records": 1828}, "canaries"),
+        ({"canaries": 3000, "steps": 9000}, "canaries"),
+    ],
 )
 def test_bad_input_is_one_line(change, field):
     with pytest.raises(InvalidInput, match=field):

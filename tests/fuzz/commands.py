@@ -197,7 +197,8 @@ def owned(path: tuple[str, ...], arguments: list[str]) -> tuple[tuple[str, ...],
         owns += [_inside(word) + end for word in arguments[len(path) :] for end in ("", ".head")]
     if path == ("init",):
         stems = [word.rpartition("/")[2].removesuffix(".gz") for word in arguments[len(path) :]]
-        owns += [_inside(f"{stem.rpartition('.')[0] or stem}.{end}.toml") for stem in stems for end in ("schema", "job")]
+        drafts = [f"{stem.rpartition('.')[0] or stem}.{end}.toml" for stem in stems for end in ("schema", "job")]
+        owns += [_inside(f"{place}/{draft}") for place in (".", "..") for draft in drafts]
     for word in arguments[len(path) :]:
         owns += [f"{_inside(word)}/{name}" for name in WRITTEN.get(path, ())]
         owns += [f"{_inside(word).rpartition('/')[0]}/{name}" for name in WRITTEN.get(path, ()) if word.endswith(".json")]

@@ -109,3 +109,34 @@ def test_what_does_not_mix_is_trained(tmp_path, case, engine):
         pytest.skip("cuDNN has no vectorised backward: refused, with the way out")
     watched.train(tmp_path, *APART[case](), device="cuda", engine=engine, batch=32)
     assert (tmp_path / "run" / "privacy.json").is_file()
+
+
+class Deep(nn.Module):
+    """Many layers of attention with many heads: one of their tiles moves by its last bits once in some runs of the backward pass."""
+
+    def __init__(self, width: int = 1024, layers: int = 12) -> None:
+        super().__init__()
+        each = [
+            nn.TransformerEncoderLayer(width, width // 64, dropout=0.0, batch_first=True, norm_first=True) for _ in range(layers)
+        ]
+        self.first, self.layers, self.head = nn.Linear(WIDTH, width), nn.Sequential(*each), nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layers(self.first(x)).mean(1))
+        return out
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_deep_transformer_is_trained_every_time(tmp_path, attempt):
+    x, y = watched.sequences()
+    watched.train(tmp_path, Deep(), plain, (x.repeat(1, 256 // LENGTH + 1, 1), y), device="cuda", engine="bookkeeping", batch=32)
+    assert (tmp_path / "run" / "privacy.json").is_file()
+
+
+def test_a_deep_transformer_over_the_batch_is_refused(tmp_path):
+    x, y = watched.sequences()
+    model = Apply(lambda h: h + 1e-2 * h.mean(0), Deep(), net(nn.Linear(CLASSES, CLASSES)))
+    with pytest.raises(Unsupported, match="mix examples"):
+        watched.train(
+            tmp_path, model, plain, (x.repeat(1, 256 // LENGTH + 1, 1), y), device="cuda", engine="bookkeeping", batch=32
+        )

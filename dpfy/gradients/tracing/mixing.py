@@ -209,7 +209,8 @@ def check_sum(program: Program, seen: Observed, changed: Replacement, mine: Memo
 def _unsteady(program: Program, contents: Contents, refs: Sequence[Ref], plain: Memory) -> dict[Ref, Tensor]:
     """How far the numbers at `refs` move by themselves, row by row, where a GPU adds in any order; nothing if equal runs are equal.
 
-    Mixing as small as that cannot be told from it: only numbers that do move by themselves, measured here, are given that room.
+    Mixing as small as that cannot be told from it: only numbers that do move by themselves, measured here, are given that room. Behind
+    attention a tile moves by its last bits once in many runs: numbers of a program with its backward pass have the room of these bits.
     """
     if any(ref.device.type in EXACT for ref in refs):
         return {}
@@ -218,7 +219,8 @@ def _unsteady(program: Program, contents: Contents, refs: Sequence[Ref], plain: 
         again = _run(program, contents, list(refs))
         for ref, most in found.items():
             torch.maximum(most, (again.at(ref) - plain.at(ref)).abs().nan_to_num(0.0, 0.0, 0.0), out=most)
-    return {ref: _room(most, plain.at(ref)) for ref, most in found.items() if bool(most.any())}
+    rare = any(_name(operation).endswith("attention_backward") for operation in program.operations)
+    return {ref: _room(most, plain.at(ref)) for ref, most in found.items() if rare or bool(most.any())}
 
 
 def _room(most: Tensor, values: Tensor) -> Tensor:
@@ -334,7 +336,7 @@ def _culprit(program: Program, original: Contents, contents: Contents, rows: Ten
             plain.do(operation)
             other.do(operation)
             for ref in () if "empty" in _name(operation) else operation.outputs:
-                if _outside(plain.at(ref) != other.at(ref), rows):
+                if (ref.shape or ref.dtype.is_floating_point) and _outside(plain.at(ref) != other.at(ref), rows):
                     return f", first seen after {_name(operation)}, shape {list(ref.shape)}"
     return ""
 
