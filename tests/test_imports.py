@@ -31,7 +31,8 @@ MAY_IMPORT = {
     "labels": {"core", "accounting", "mechanisms", "models", "data", "report", "runs", "training"},
     "local": {"core", "accounting", "mechanisms", "report", "runs"},
     "estimators": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
-    "prediction": {"core", "accounting", "mechanisms", "models", "data", "audit", "report", "runs"},
+    "prediction": {"core", "accounting", "mechanisms", "models", "data", "audit", "report", "runs"}
+    | {"training", "federated", "labels"},
     "training": BELOW_PLAN
     | {"plan", "models", "data", "report", "runs", "local", "prediction", "estimators", "synthetic", "labels"},
     "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},

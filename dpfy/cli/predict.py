@@ -106,22 +106,32 @@ def teach(
     voters: Annotated[int, typer.Option(help="How many; each knows its own part of the data.")] = 250,
     schema: Annotated[str | None, typer.Option(help="Public schema of the columns (TOML).", show_default=False)] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes (NPZ).", show_default=False)] = None,
+    model: Annotated[str, typer.Option(help="class-means, or a network: lenet5, tanh-cnn, mlp, linear.")] = "class-means",
+    steps: Annotated[int | None, typer.Option(help="Steps of SGD of every network.", show_default="240")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Records of a step.", show_default="20")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of a network.", show_default="0.1")] = None,
+    device: Annotated[str | None, typer.Option(help="Where networks are trained: cpu, cuda.", show_default="cpu")] = None,
     shrink: Annotated[float, typer.Option(help="Records at 0 that every class mean has in addition.")] = 1.0,
     data_dir: Annotated[str | None, typer.Option(help="Folder with mnist/, ... (else $DPFY_DATA).", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
     """Make voters from private records: many small models, each of a part of the data that no other one sees.
 
-    Nothing is released, so nothing is billed: keep the folder as you keep the data. dpfy predict serve answers from it.
+    Nothing is released, so nothing is billed: keep the folder as you keep the data. dpfy predict serve answers from it. Networks are
+    trained side by side, as one batched model; all take the same number of steps.
 
     Example: dpfy predict teach digits --voters 100 --out voters
+
+    Example: dpfy predict teach mnist --model lenet5 --steps 240 --out voters
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.prediction import teaching
 
     if out.exists():
         raise InvalidInput("--out", str(out), "is there already; choose another folder")
-    found, about = teaching.taught(teaching.settings(data, schema, classes, data_dir), voters, shrink)
+    said = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "device": device}
+    training = teaching.network_training(model, {name: value for name, value in said.items() if value is not None})
+    found, about = teaching.taught(teaching.settings(data, schema, classes, data_dir), voters, shrink, training)
     found.save(out, **about)
     told = {"voters": voters, "classes": found.classes, "features": found.features, "out": str(out)}
     tell(told, [f"{voters} voters of {found.features} numbers and {found.classes} classes: {out}"], as_json=as_json)
@@ -162,11 +172,11 @@ def serve(
     from dpfy.prediction import plan, service
     from dpfy.prediction.claim import Answers
     from dpfy.prediction.predictor import PrivatePredictor
-    from dpfy.prediction.voters import LinearVoters
+    from dpfy.prediction.voters import load_voters
     from dpfy.runs.folder import Place, held_claims
     from dpfy.runs.mark import Mark
 
-    held, about = LinearVoters.load(voters)
+    held, about = load_voters(voters)
     resume = Mark.find(run) is not None and (run / "ledger.jsonl").is_file() and bool(held_claims(run))
     if resume:
         claim = held_claims(run)[0]

@@ -7,7 +7,7 @@ The clients' weights are stacked, and one pass of the model serves all of them; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -97,9 +97,9 @@ class LocalUpdates:
 
         self._one = one
         self._all: Callable[..., Tensor] = vmap(one, randomness="different")
-        if (layers := chain(model, fields[0].dim() - 2)) and len(fields) == 2 and set(trainable(model)) == set(frozen):
-            made = stages(layers)
-            self._all = partial(_through, partial(folded, layers) if made is None else partial(tiled, made), aim)
+        chained = one_pass(model, fields[0].dim() - 2)
+        if chained is not None and len(fields) == 2 and set(trainable(model)) == set(frozen):
+            self._all = partial(_through, chained, aim)
 
     def __call__(self, step: int, clients: NDArray[np.int64]) -> dict[str, Tensor]:
         """The updates of these clients in round `step`, stacked: tensors of shape [clients, *parameter]."""
@@ -162,8 +162,23 @@ class LocalUpdates:
         return torch.from_numpy(taken).to(self._device), torch.from_numpy(counts.copy()).to(self._device)
 
 
+OnePass = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""From stacked weights and rows [clients, rows, ...] to what each client's model makes of its own rows."""
+
+
+def one_pass(model: nn.Module, dimensions: int) -> OnePass | None:
+    """One pass for many clients, if `model` is a chain of plain layers for records of so many `dimensions`; else None.
+
+    Guarantees: it computes what the model does with the weights of each client.
+    """
+    if not (layers := chain(model, dimensions)):
+        return None
+    made = stages(layers)
+    return partial(folded, layers) if made is None else partial(tiled, made)
+
+
 def _through(
-    one_pass: Callable[[dict[str, Tensor], Tensor], Tensor],
+    chained: OnePass,
     aim: Objective,
     weights: dict[str, Tensor],
     batch: tuple[Tensor, ...],
@@ -172,7 +187,7 @@ def _through(
     """The mean losses of the clients' minibatches by one pass through a chain of layers."""
 
     def call(x: Tensor) -> Tensor:
-        return one_pass(weights, x.unflatten(0, counts.shape)).flatten(0, 1)
+        return chained(weights, x.unflatten(0, counts.shape)).flatten(0, 1)
 
     losses = aim.losses_of(call)(tuple(field.flatten(0, 1) for field in batch))  # type: ignore[arg-type]
     return torch.where(counts, losses.view(counts.shape), 0.0).sum(1) / counts.sum(1)

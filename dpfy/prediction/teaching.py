@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.random import Randomness
-from dpfy.prediction.voters import LinearVoters, class_means, shards
+from dpfy.prediction.voters import LinearVoters, checked, class_means, shards
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dpfy.data.config import DataConfig
+    from dpfy.prediction.networks import NetworkTraining, NetworkVoters
+
+MEANS, NETWORK_MODELS = "class-means", ("lenet5", "tanh-cnn", "mlp", "linear")
+"""What voters may be."""
 
 MOST_NUMBERS = 1 << 26
 """Numbers that all voters hold together: half a gigabyte while they are made."""
@@ -27,21 +31,13 @@ def teach(
     Guarantees: every unit (a row, or an owner with all of its rows) is known to one voter alone. What comes out is as private as
     the records.
     """
-    table = np.asarray(x, dtype=np.float32)
-    table = np.ascontiguousarray(table.reshape(len(table), -1))
-    labels = np.asarray(y)
-    if labels.shape != (len(table),) or labels.dtype.kind not in "iu":
-        raise InvalidInput("y", f"{labels.dtype} of shape {labels.shape}", "must be one class (a whole number) for each row")
-    check.integer("classes", classes, least=2)
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise InvalidInput("y", "a class outside of the public ones", f"must be a whole number from 0 to {classes - 1}")
-    if not np.isfinite(table).all():
-        raise InvalidInput("x", "NaN or infinity", "must be finite numbers")
+    table, labels = checked(x, y, classes)
+    table = table.reshape(len(table), -1)
     if check.integer("voters", voters) > (most := max(1, MOST_NUMBERS // max(1, table.shape[1] * classes))):
         raise InvalidInput("voters", voters, f"must be at most {most} with {table.shape[1]} features and {classes} classes")
     secret = Randomness.from_os() if randomness is None else randomness
     places = shards(len(table), voters, secret, owners)
-    return class_means(table, labels.astype(np.int64), places, voters, classes, shrink)
+    return class_means(table, labels, places, voters, classes, shrink)
 
 
 def settings(data: str, schema: str | None = None, classes: int | None = None, folder: str | None = None) -> DataConfig:
@@ -55,15 +51,40 @@ def settings(data: str, schema: str | None = None, classes: int | None = None, f
     return DataConfig(kind=kind, path=data, schema=schema, classes=classes)
 
 
-def taught(config: DataConfig, voters: int, shrink: float) -> tuple[LinearVoters, dict[str, Any]]:
-    """Voters from the training records of a source, and what is public about them: names of the classes, words for the data."""
+def taught(
+    config: DataConfig, voters: int, shrink: float, training: NetworkTraining | None = None
+) -> tuple[LinearVoters | NetworkVoters, dict[str, Any]]:
+    """Voters from the training records of a source, and what is public about them: names of the classes, words for the data.
+
+    With `training` they are networks; else they know class means.
+    """
     from dpfy.data import schema, source
 
     held = source.load(config)
     if held.classes is None:
         raise InvalidInput("data", config.kind, "must be records with classes, which voters can say")
     x, y = (part.numpy() for part in held.train.tensors[:2])
-    found = teach(x, y, voters=voters, classes=held.classes, shrink=shrink)
+    found: LinearVoters | NetworkVoters
+    if training is None:
+        found = teach(x, y, voters=voters, classes=held.classes, shrink=shrink)
+    else:
+        from dpfy.prediction.networks import teach_networks
+
+        found = teach_networks(x, y, voters=voters, classes=held.classes, training=training)
     named = "adult" if config.kind == "adult" else config.schema
     labels = list(schema.load(named).label.classes) if named is not None else [str(k) for k in range(held.classes)]
     return found, {"labels": labels, "data": held.description}
+
+
+def network_training(model: str, given: Mapping[str, Any]) -> NetworkTraining | None:
+    """What the command line says about networks; None for class means, which take no such settings. `given` are those that were given."""
+    if model == MEANS:
+        if given:
+            first = next(iter(given))
+            raise InvalidInput(first, given[first], f"goes with a network (--model), not with {MEANS}")
+        return None
+    from dpfy.models.config import ModelConfig
+    from dpfy.prediction.networks import NetworkTraining
+
+    check.one_of("--model", model, (MEANS, *NETWORK_MODELS))
+    return NetworkTraining(ModelConfig(model), **given)

@@ -19,7 +19,8 @@ from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction.rules import Ask, moved
 
-FILE, ABOUT = "voters.npy", "voters.json"
+FILE, NETWORKS, ABOUT = "voters.npy", "voters.safetensors", "voters.json"
+"""Of a folder of voters: linear ones, or networks; and what is said about them."""
 AT_ONCE = 1 << 24
 """Scores that are computed at a time."""
 NEVER = np.float32(-1e30)
@@ -119,6 +120,15 @@ class LinearVoters:
         return cls(np.ascontiguousarray(packed[:-1]), np.ascontiguousarray(packed[-1])), about
 
 
+def load_voters(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The voters in a folder, of whichever kind, and what was said about them."""
+    if (folder / NETWORKS).is_file():
+        from dpfy.prediction.networks import NetworkVoters
+
+        return NetworkVoters.load(folder)
+    return LinearVoters.load(folder)
+
+
 def class_means(
     x: NDArray[np.float32], y: NDArray[np.int64], places: NDArray[np.int64], voters: int, classes: int, shrink: float = 1.0
 ) -> LinearVoters:
@@ -164,6 +174,19 @@ def ridge(
             found = np.linalg.solve(rows.T @ rows + strength * np.eye(rows.shape[1]), rows.T @ targets)
         weights[:, voter], biases[voter] = found[:-1], found[-1]
     return LinearVoters(weights, biases)
+
+
+def checked(x: Any, y: Any, classes: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Records of any one shape as float32, and their classes; what is no such table is refused."""
+    table, labels = np.ascontiguousarray(np.asarray(x, dtype=np.float32)), np.asarray(y)
+    if labels.shape != (len(table),) or labels.dtype.kind not in "iu":
+        raise InvalidInput("y", f"{labels.dtype} of shape {labels.shape}", "must be one class (a whole number) for each row")
+    check.integer("classes", classes, least=2)
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise InvalidInput("y", "a class outside of the public ones", f"must be a whole number from 0 to {classes - 1}")
+    if not np.isfinite(table).all():
+        raise InvalidInput("x", "NaN or infinity", "must be finite numbers")
+    return table, labels.astype(np.int64)
 
 
 def fixed(counts: NDArray[np.int64]) -> list[Ask]:
