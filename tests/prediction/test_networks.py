@@ -18,7 +18,7 @@ from electorate import SECRET, records
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.models.config import ModelConfig
 from dpfy.prediction import PrivatePredictor, plan
-from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
+from dpfy.prediction.networks import NetworkTraining, NetworkVoters, _by_voter, teach_networks
 from dpfy.prediction.teaching import network_training
 from dpfy.prediction.voters import load_voters, shards
 from dpfy.runs.folder import Place
@@ -76,11 +76,13 @@ def test_records_of_an_owner_are_known_to_one_voter():
 
 def test_the_shape_of_the_computation_does_not_follow_the_records():
     """With fewer records than a minibatch has places, and with voters that have none."""
-    few = taught(X[:7], Y[:7])
-    less = taught(X[:6], Y[:6])
-    place = shards(7, VOTERS, SECRET)[6]
-    same = np.arange(VOTERS) != place
-    assert all(torch.equal(w[same], less.weights[name][same]) for name, w in few.weights.items())
+    before = taught(X[:0], Y[:0])
+    for count in range(1, 9):
+        after, same = taught(X[:count], Y[:count]), np.arange(VOTERS) != shards(count, VOTERS, SECRET)[-1]
+        assert all(torch.equal(w[same], before.weights[name][same]) for name, w in after.weights.items())
+        before = after
+    for count in (0, 3, 8):
+        assert _by_voter(X[:count], Y[:count], shards(count, VOTERS, SECRET), VOTERS, 5).tensors[0].shape == (VOTERS, 5, 6)
     none = taught(X[:0], Y[:0])
     assert (none.votes(np.zeros((1, 6), np.float32))[0] == [VOTERS, 0, 0, 0]).all()
 
