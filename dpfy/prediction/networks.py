@@ -100,7 +100,8 @@ def teach_networks(
     secret = Randomness.from_os() if randomness is None else randomness
     places = shards(len(table), voters, secret, owners)
     model = training.begun(table.shape[1:], classes).to(training.device)
-    held = _by_voter(table, labels, places, voters, training.batch_size).to(training.device)
+    rows = _by_voter(table, labels, places, voters, training.batch_size)
+    held = UserRecords(tuple(field.to(training.device) for field in rows.tensors))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(secret.key(STREAM, 0, 7), "little"))
         updates = LocalUpdates(model, held, training.local, Objective(), secret)
@@ -201,7 +202,8 @@ class NetworkVoters:
             raise Corrupt(NETWORKS, f"is not what {ABOUT} was written for")
         try:
             held = about["networks"]
-            config = ModelConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in held["model"].items()})
+            said: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in held["model"].items()}
+            config = ModelConfig(**said)
             shape, classes = tuple(held["shape"]), held["classes"]
             model, weights = build(config, shape, classes), load_tensors(content)
         except (KeyError, TypeError, InvalidInput, SafetensorError):
