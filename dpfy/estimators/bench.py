@@ -69,6 +69,7 @@ CASES: dict[str, Case] = {
         for method in ("coreset", "lloyd", "synopsis", "hybrid", "aggregate")
     },
     "mixture": Case("GaussianMixture", {}, "points"),
+    "mixture, full": Case("GaussianMixture", {"covariance_type": "full", "rounds": 2}, "points"),
 }
 """Every family of estimators has some."""
 

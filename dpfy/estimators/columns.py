@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Union
 
@@ -117,15 +118,25 @@ class Columns:
         """Places of the columns whose range must be bought."""
         return tuple(k for k, column in enumerate(self.columns) if isinstance(column, Open))
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[Number, ...]:
         """The numbers, in order."""
         return tuple(c for c in self.columns if isinstance(c, Number))
 
-    @property
+    @cached_property
     def categories(self) -> tuple[Category, ...]:
         """The categories, in order."""
         return tuple(c for c in self.columns if isinstance(c, Category))
+
+    @cached_property
+    def ends(self) -> NDArray[np.float64]:
+        """The ranges of the numbers, as they are given."""
+        return np.array([c.range for c in self.numbers], np.float64).reshape(-1, 2)
+
+    @cached_property
+    def spans(self) -> NDArray[np.float64]:
+        """The ranges of the numbers, transformed."""
+        return np.array([[c.transformed(c.range[0]), c.transformed(c.range[1])] for c in self.numbers], np.float64).reshape(-1, 2)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -73,19 +73,16 @@ class Records:
     @property
     def numbers(self) -> Floats:
         """The numbers in their ranges: column k is the k-th number of the columns."""
-        ends = _ends(self.columns.numbers)
-        return np.clip(self.given, ends[:, 0], ends[:, 1])
+        return np.clip(self.given, self.columns.ends[:, 0], self.columns.ends[:, 1])
 
     def scaled(self, part: slice = slice(None)) -> Floats:
         """The numbers through their transforms and onto their scales: [-1, 1], or [0, 1] where the schema says unit."""
-        held = self.columns.numbers
-        symmetric = np.array([c.scale == "symmetric" for c in held], bool)
-        values = _unit(self.given[part], held, np.where(symmetric, 2.0, 1.0), np.where(symmetric, -1.0, 0.0))
-        return np.clip(values, -1.0, 1.0, out=values)
+        symmetric = np.array([c.scale == "symmetric" for c in self.columns.numbers], bool)
+        return _unit(self.given[part], self.columns, width=np.where(symmetric, 2.0, 1.0), start=np.where(symmetric, -1.0, 0.0))
 
     def units(self, number: int) -> Floats:
         """A number as a share of its transformed range, from 0 to 1; NaN where it is missing and has a cell of its own."""
-        return np.clip(_unit(self.given[:, [number]], self.columns.numbers[number : number + 1])[:, 0], 0.0, 1.0)
+        return _unit(self.given[:, [number]], self.columns, slice(number, number + 1))[:, 0]
 
     def cells(self, bins: int, part: slice = slice(None)) -> tuple[Codes, tuple[int, ...]]:
         """Every column as places: numbers in so many equal bins of their transformed range, categories as they are; and how many
@@ -93,12 +90,12 @@ class Records:
 
         Guarantees: places lie below their counts, whatever the records hold.
         """
-        held, codes = self.columns.numbers, self.codes[part]
-        binned = _unit(self.given[part], held)
+        codes = self.codes[part]
+        binned = _unit(self.given[part], self.columns)
         binned *= bins
         np.clip(binned, 0, bins - 1, out=binned)
         if not self.columns.categories:
-            return binned.astype(np.int64), (bins,) * len(held)
+            return binned.astype(np.int64), (bins,) * len(self.columns.numbers)
         places, sizes = np.empty((len(codes), len(self.columns.columns)), np.int64), []
         number = category = 0
         for k, column in enumerate(self.columns.columns):
@@ -116,24 +113,29 @@ def _category(column: Column) -> Category:
     return column
 
 
-def _ends(held: Sequence[Number]) -> Floats:
-    """The ranges of columns, as they are given."""
-    return np.array([c.range for c in held], np.float64).reshape(-1, 2)
+def _unit(
+    values: Floats, columns: Columns, which: slice = slice(None), width: Floats | float = 1.0, start: Floats | float = 0.0
+) -> Floats:
+    """Numbers, moved into their ranges, as shares of their transformed ranges; times `width`, from `start` on: a copy.
 
-
-def _unit(values: Floats, held: Sequence[Number], width: Floats | float = 1.0, start: Floats | float = 0.0) -> Floats:
-    """Numbers, moved into their ranges, as shares of their transformed ranges; times `width`, from `start` on."""
-    ends = _ends(held)
-    alike = len(held) > 1 and bool((ends == ends[0]).all())  # one range for all is quicker
+    Guarantees: no share lies outside 0 and 1, times `width`, from `start` on, wherever numbers lie and however they are rounded.
+    """
+    ends, spans = columns.ends[which], columns.spans[which]
+    alike = len(ends) > 1 and bool((ends == ends[0]).all())  # one range for all is quicker
     shares = np.clip(values, *(ends[0] if alike else (ends[:, 0], ends[:, 1])))
-    logs = [k for k, c in enumerate(held) if c.transform == "log1p"]
+    logs = [k for k, c in enumerate(columns.numbers[which]) if c.transform == "log1p"]
     if logs:
         shares[:, logs] = np.log1p(shares[:, logs])
-        ends = np.array([[c.transformed(c.range[0]), c.transformed(c.range[1])] for c in held], np.float64).reshape(-1, 2)
-    factor = width / (ends[:, 1] - ends[:, 0])
+    factor = width / (spans[:, 1] - spans[:, 0])
+    offset = start - spans[:, 0] * factor
+    if not logs and (factor == 1).all() and not offset.any():  # numbers that stand on their scale as they are
+        return shares
     shares *= factor
-    shares += start - ends[:, 0] * factor
-    return shares
+    shares += offset
+    ends = np.stack(np.broadcast_arrays(start, start + width), axis=-1)
+    alike = ends.ndim == 1 or bool((ends == ends[0]).all())
+    low, high = ends.reshape(-1, 2)[0] if alike else (ends[:, 0], ends[:, 1])
+    return np.clip(shares, low, high, out=shares)
 
 
 def read(X: Any, columns: Columns) -> Records:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dpfy.core.errors import DpfyError
-from dpfy.studies import classical_adult, classical_convex, classical_regression
+from dpfy.studies import classical_adult, classical_clusters, classical_convex, classical_regression, classical_trees
 from dpfy.studies.classical_part import Part
 from dpfy.studies.page import Page
 from dpfy.studies.study import Cell, Options, Results, Study
 
-PARTS: tuple[Part, ...] = (classical_adult.PART, classical_convex.PART, classical_regression.PART)
+PARTS: tuple[Part, ...] = (
+    classical_adult.PART,
+    classical_convex.PART,
+    classical_regression.PART,
+    classical_trees.PART,
+    classical_clusters.PART,
+)
 
 
 def cells(options: Options) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""Adult: AUROC and accuracy of linear models and naive Bayes over epsilon, with their defaults. Splits and tables for other parts."""
+"""Adult: AUROC and accuracy of linear models, naive Bayes and trees over epsilon, with their defaults. Splits for other parts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,25 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "logistic-replaced": ("LogisticRegression", {"adjacency": "replace-one"}),
     "svm": ("LinearSVC", {}),
     "naive-bayes": ("NaiveBayes", {}),
+    "additive": ("AdditiveBoostingClassifier", {}),
+    "boosting": ("GradientBoostingClassifier", {}),
+    "forest": ("RandomForestClassifier", {}),
+    "top-down": ("DecisionTreeClassifier", {}),
 }
 """Estimators with their defaults: one rule for all epsilons."""
-ASKED = {"logistic": {0.1: (0.858, 0.815), 0.5: (0.888, 0.835), 1.0: (0.893, 0.838), 2.0: (0.895, 0.840), 4.0: (0.896, 0.840)}}
-"""AUROC and accuracy that were asked for."""
-PUBLISHED = {"logistic-replaced": {0.1: 0.811, 0.5: 0.869, 1.0: 0.877, 2.0: 0.886, 4.0: 0.891, 8.0: 0.894}}
-"""AUROC of the authors' code of approximate minima perturbation (Iyengar et al. 2019) on the same splits and columns."""
+ASKED: dict[str, dict[float, tuple[float, ...]]] = {
+    "logistic": {0.1: (0.858, 0.815), 0.5: (0.888, 0.835), 1.0: (0.893, 0.838), 2.0: (0.895, 0.840), 4.0: (0.896, 0.840)},
+    "additive": {0.5: (0.897,), 1.0: (0.904,), 2.0: (0.908,), 4.0: (0.910,), 8.0: (0.911,)},
+    "boosting": {1.0: (0.895,)},
+    "forest": {1.0: (0.88,)},
+}
+"""AUROC, and accuracy where it was asked for."""
+PUBLISHED = {
+    "logistic-replaced": {0.1: 0.811, 0.5: 0.869, 1.0: 0.877, 2.0: 0.886, 4.0: 0.891, 8.0: 0.894},
+    "additive": {0.5: 0.896, 1.0: 0.903, 4.0: 0.905},
+}
+"""AUROC of others' code on the same splits and columns: approximate minima perturbation (Iyengar et al. 2019), and tuned DP-EBM (Nori et
+al. 2021; logarithms of money, rate 0.1, 400 rounds: the best of six settings)."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -103,7 +116,7 @@ def rows_of(prefix: str, rows: Mapping[str, tuple[str, dict[str, Any]]], options
 
 
 def cells(options: Options) -> list[Cell]:
-    """Of linear models and naive Bayes."""
+    """Of all rows."""
     return rows_of("adult", ROWS, options)
 
 
@@ -120,7 +133,7 @@ def row_of(name: str, epsilon: float, found: Mapping[str, Any]) -> list[Any]:
         f"{auroc:.4f}",
         f"{stdev(found['auroc']):.4f}",
         f"{mean(found['accuracy']):.4f}",
-        None if asked is None else f"{asked[0]} / {asked[1]}",
+        None if asked is None else " / ".join(map(str, asked)),
         PUBLISHED.get(name, {}).get(epsilon),
         f"{found['epsilon']:.4g}",
         len(found["auroc"]),
@@ -139,9 +152,10 @@ def sections(results: Results) -> list[Section]:
         lines.append(Line(name, [e for e, _ in held], [mean(f["auroc"]) for _, f in held], "o-"))
     words = (
         "Five splits 80/20 of the 30,162 records, delta 1e-6; defaults at every epsilon. The columns asked and published are AUROC and "
-        "accuracy that were aimed at, and the AUROC of the authors' code of approximate minima perturbation, where a record is replaced."
+        "accuracy that were aimed at, and the AUROC of others' code on the same splits: that of the authors of approximate minima "
+        "perturbation, where a record is replaced, and tuned DP-EBM beside additive boosting."
     )
-    table_ = Table("adult", "Adult: linear models and naive Bayes", COLUMNS, rows)
+    table_ = Table("adult", "Adult: linear models, naive Bayes and trees", COLUMNS, rows)
     picture = Figure("adult", "AUROC on Adult over epsilon", figures.lines(lines, Axes("epsilon", "AUROC", log_x=True)))
     return [Section("Adult", words, [table_, picture])]
 
@@ -154,6 +168,6 @@ PART = Part(
     "adult",
     cells,
     sections,
-    "Defaults of linear models (rounds, pace, momentum, how far slopes are cut) were chosen on other splits of Adult than those reported, "
-    "of the same records; the choice is not billed.",
+    "Defaults of linear models and trees (rounds, pace, depths, how far slopes are cut) were chosen on other splits of Adult than those "
+    "reported, of the same records; the choice is not billed.",
 )

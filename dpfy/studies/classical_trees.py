@@ -20,7 +20,7 @@ KINDS = {
     "random-split boosting": "GradientBoostingClassifier",
     "additive boosting": "AdditiveBoostingClassifier",
 }
-DATA = {"all": "every column tells a little", "few": "three columns tell all, and together"}
+DATA = {"all": "Trees: every column tells a little", "few": "Trees: three columns tell all, and together"}
 COLUMNS, DELTA = 12, 1e-6
 
 

@@ -19,7 +19,7 @@ from dpfy.core.unit import Adjacency
 from dpfy.data.schema import Category, Number
 from dpfy.estimators import GaussianMixture, KMeans, load
 from dpfy.estimators.budget import Terms
-from dpfy.estimators.clusters import aggregate, lloyd, mixture, points, summary
+from dpfy.estimators.clusters import aggregate, covariances, lloyd, mixture, points, summary
 from dpfy.estimators.clusters.kmeans import METHODS
 from dpfy.estimators.clusters.weighted import weighted_kmeans
 from dpfy.report.verify import verify
@@ -28,14 +28,14 @@ from dpfy.runs.folder import Place
 sys.path.insert(0, str(Path(__file__).parent))
 from replay import distances, totals
 
-KINDS = [*METHODS, "mixture"]
+KINDS = [*METHODS, "mixture", "mixture, full"]
 
 
 def made(kind: str, **more):
     """An estimator of three clusters by its method, or the mixture."""
     settings = {"bounds": (-1, 1), "random_state": 0} | more
-    if kind == "mixture":
-        return GaussianMixture(n_components=3, **settings)
+    if kind.startswith("mixture"):
+        return GaussianMixture(n_components=3, covariance_type="full" if "full" in kind else "diag", **settings)
     return KMeans(n_clusters=3, method=kind, **settings)
 
 
@@ -54,6 +54,12 @@ def in_ball(rng: np.random.Generator, count: int, dimensions: int) -> np.ndarray
     return points.on_grid(rows).astype(np.float32)
 
 
+def correlated(rng: np.random.Generator, count: int, dimensions: int) -> np.ndarray:
+    """Covariances with variances between 2^-12 and 1."""
+    turned = np.linalg.qr(rng.normal(size=(count, dimensions, dimensions)))[0]
+    return (turned * 2.0 ** rng.uniform(-12, 0, (count, 1, dimensions))) @ turned.transpose(0, 2, 1)
+
+
 @pytest.mark.parametrize("dimensions", [1, 3, 41, 300])
 def test_what_a_point_adds_to_a_round_follows_from_it_alone_and_is_within_the_bound(dimensions):
     rng = np.random.default_rng(dimensions)
@@ -61,10 +67,14 @@ def test_what_a_point_adds_to_a_round_follows_from_it_alone_and_is_within_the_bo
     radii = rng.uniform(0.01, 1.0, 5)
     model = mixture.Mixture(rng.dirichlet(np.ones(5)), centres, rng.uniform(1e-4, 0.2, centres.shape))
     plain, shared = lloyd.needs(dimensions, 1, "equal", 1.0)[0].bound, mixture.bound(dimensions)
-    for whole, bound in (
+    cases = [
         (lambda given: lloyd.totals(given, centres, radii), plain),
         (lambda given: mixture.totals(given, model, radii), shared),
-    ):
+    ]
+    if dimensions <= covariances.MOST:
+        full = mixture.Mixture(model.weights, centres, correlated(rng, 5, dimensions))
+        cases.append((lambda given: mixture.totals(given, full, radii), mixture.bound(dimensions, full=True)))
+    for whole, bound in cases:
         alone = np.stack([whole(rows[i : i + 1]) for i in range(len(rows))])
         assert np.array_equal(alone.sum(axis=0), whole(rows)), "sums are those of single points, without rounding"
         assert np.array_equal(alone.sum(axis=0), whole(rows[::-1].copy()))
@@ -126,6 +136,50 @@ def test_exponents_of_a_mixture_are_sums_without_rounding():
             assert sum(Fraction(b) * Fraction(x) - Fraction(a) * Fraction(x) ** 2 for b, a, x in terms) == Fraction(value)
 
 
+@pytest.mark.parametrize("dimensions", [1, 7, 64])
+def test_exponents_of_full_covariances_are_sums_without_rounding_and_those_of_the_densities(dimensions):
+    rng = np.random.default_rng(dimensions)
+    rows, held = in_ball(rng, 6, dimensions).astype(float), correlated(rng, 2, dimensions)
+    model = mixture.Mixture(np.array([0.4, 0.6]), in_ball(rng, 2, dimensions).astype(float) / 3, held)
+    constants, slopes, precisions = covariances.exponents(model.weights, model.means, held)
+    found = covariances.logarithms(rows, np.zeros(2), slopes, precisions)
+    for row, line in zip(rows.tolist(), found.tolist(), strict=True):
+        x = [Fraction(value) for value in row]
+        for k, value in enumerate(line):
+            along = sum(Fraction(b) * v for b, v in zip(slopes[k].tolist(), x, strict=True))
+            bent = sum(
+                Fraction(p) * a * b for a, r in zip(x, precisions[k].tolist(), strict=True) for b, p in zip(x, r, strict=True)
+            )
+            assert along - bent == Fraction(value)
+    assert (np.linalg.eigvalsh(precisions) > 0).all()
+    apart = rows[:, None] - model.means
+    far = np.einsum("nki,kij,nkj->nk", apart, np.linalg.inv(held), apart)
+    due = np.log(model.weights) - far / 2 - np.linalg.slogdet(held)[1] / 2
+    assert model.logarithms(rows) == pytest.approx(due, rel=0.05, abs=0.1)
+    assert np.allclose(model.logarithms(rows), constants + found)
+
+
+def test_full_covariances_tell_what_variances_cannot():
+    rng = np.random.default_rng(6)
+    z, turned = rng.integers(2, size=20_000), np.array([[[0.2, 0.18], [0.18, 0.2]], [[0.2, -0.18], [-0.18, 0.2]]]) * 0.15
+    means = np.array([[-0.4, 0.0], [0.4, 0.0]])
+    table = np.clip(means[z] + np.einsum("nij,nj->ni", np.linalg.cholesky(turned)[z], rng.normal(size=(len(z), 2))), -1, 1)
+    found = GaussianMixture(n_components=2, bounds=(-1, 1), covariance_type="full", epsilon=2.0, random_state=0).fit(table)
+    best, blind = (PlainMixture(2, covariance_type=k, random_state=0).fit(table).score(table) for k in ("full", "diag"))
+    assert best - 0.15 < found.score(table) <= best + 1e-3
+    assert found.score(table) > blind + 0.3
+    order = [int(np.linalg.norm(found.means_ - m, axis=1).argmin()) for m in means]
+    assert np.abs(found.covariances_[order] - turned).max() < 0.012
+    assert found.explain().rows
+
+
+def test_a_full_covariance_of_too_many_columns_is_refused():
+    estimator = made("mixture, full")
+    with pytest.raises(Unsupported, match="at most 64"):
+        estimator.fit(np.zeros((10, 65)))
+    estimator.fit(np.zeros((10, 64)))
+
+
 def test_wherever_a_record_stands_it_is_in_a_block_with_the_same_others(monkeypatch):
     met: list[frozenset] = []
 
@@ -158,10 +212,12 @@ def test_blocks_follow_from_points_and_are_of_about_one_size():
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 16, 50, 784, 1000])
-@pytest.mark.parametrize("kind", ["coreset", "lloyd", "aggregate", "mixture"])
+@pytest.mark.parametrize("kind", ["coreset", "lloyd", "aggregate", "mixture", "mixture, full"])
 def test_what_is_spent_is_what_is_claimed_in_any_number_of_dimensions(kind, dimensions):
     """The bill, and the noise that is really added: rejected at 2/3 and 3/2 of the scale, false alarms below 1e-9 each."""
     estimator = made(kind, epsilon=1.0)
+    if "full" in kind and dimensions > covariances.MOST:
+        return  # refused
     found = totals(estimator, blobs(40, dimensions), None)
     assert 1 - 1e-6 <= estimator.card_["guarantee"]["epsilon"] <= 1
     scales = {r["name"]: r["event"]["noise_multiplier"] * r["bound"] for r in estimator.card_["sections"][0]["rounds"]}
@@ -196,11 +252,11 @@ def test_seeds_are_public_lie_in_the_ball_and_apart():
 def test_three_clusters_are_found(kind):
     table = blobs(6000)
     estimator = made(kind, epsilon=2.0).fit(table)
-    centres = estimator.means_ if kind == "mixture" else estimator.cluster_centers_
+    centres = estimator.means_ if kind.startswith("mixture") else estimator.cluster_centers_
     best = Plain(3, n_init=3, random_state=0).fit(table)
     off = np.linalg.norm(best.cluster_centers_[:, None] - centres, axis=2).min(axis=1)
     assert off.max() < (0.25 if kind == "aggregate" else 0.08)
-    if kind != "mixture":
+    if not kind.startswith("mixture"):
         assert estimator.inertia_ == pytest.approx(-estimator.score(table), rel=0.35, abs=120 if kind == "aggregate" else 0)
         assert estimator.counts_.sum() == pytest.approx(6000, rel=0.05)
         assert np.array_equal(estimator.transform(table).argmin(axis=1), estimator.predict(table))
@@ -308,7 +364,7 @@ BAD = [
     (KMeans, {"epsilon": 0}, "epsilon"),
     (KMeans, {"bounds": (1, 0)}, "bounds"),
     (GaussianMixture, {"n_components": 0}, "n_components"),
-    (GaussianMixture, {"covariance_type": "full"}, "covariance_type"),
+    (GaussianMixture, {"covariance_type": "tied"}, "covariance_type"),
     (GaussianMixture, {"rounds": 0}, "rounds"),
     (GaussianMixture, {"norm": -1}, "norm"),
 ]

@@ -8,7 +8,15 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from dpfy.studies import classical, classical_adult, classical_convex, classical_regression, summary
+from dpfy.studies import (
+    classical,
+    classical_adult,
+    classical_clusters,
+    classical_convex,
+    classical_regression,
+    classical_trees,
+    summary,
+)
 from dpfy.studies.study import Options, Results, run
 
 ROOT = Path(__file__).parents[2] / "docs" / "studies"
@@ -23,6 +31,43 @@ def test_logistic_regression_on_adult_reaches_what_was_asked_by_one_rule():
         assert mean(cell.result["auroc"]) >= auroc
         assert mean(cell.result["accuracy"]) >= accuracy
         assert set(cell.settings["given"]) == {"epsilon", "delta"}
+
+
+@pytest.mark.parametrize("row", ["additive", "boosting", "forest"])
+def test_trees_on_adult_reach_what_was_asked_by_one_rule(row):
+    for epsilon, (auroc,) in classical_adult.ASKED[row].items():
+        cell = KEPT[f"adult-{row}-{epsilon:g}"]
+        assert len(cell.result["auroc"]) == 5
+        assert cell.result["epsilon"] <= epsilon
+        assert mean(cell.result["auroc"]) >= max(auroc, classical_adult.PUBLISHED.get(row, {}).get(epsilon, 0.0))
+        assert set(cell.settings["given"]) == {"epsilon", "delta"}
+
+
+def test_random_splits_win_where_all_columns_tell_and_a_tree_from_the_top_where_few_do():
+    for kind, verdict in (("all", "yes"), ("few", "no")):
+        rows = classical_trees.rows_of(kind, KEPT)
+        assert [row[0] for row in rows] == ["0.1", "0.5", "1", "4", "16"]
+        assert {row[-1] for row in rows} == {verdict}
+
+
+def test_a_grid_beats_rounds_on_images_in_two_and_three_dimensions_and_loses_above():
+    rows = classical_clusters.rows_of("images", KEPT)
+    assert [(row[0], row[-1]) for row in rows] == [
+        (d, v) for d, v in ((2, "yes"), (3, "yes"), (5, "no"), (10, "no")) for _ in range(3)
+    ]
+
+
+def test_a_grid_beats_rounds_on_made_up_clusters_in_few_dimensions():
+    for kind in classical_clusters.SPREAD:
+        assert {row[-1] for row in classical_clusters.rows_of(kind, KEPT) if row[0] <= 3} == {"yes"}
+
+
+def test_both_together_are_never_the_worse_of_the_two():
+    cells = KEPT.starting("clusters-")
+    assert len(cells) == 36
+    for cell in cells:
+        held = {name: mean(values) for name, values in cell.result.items()}
+        assert held["hybrid"] < max(held["lloyd"], held["synopsis"]), cell.name
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0])

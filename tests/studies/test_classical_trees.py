@@ -8,7 +8,9 @@ from dpfy.studies import classical_clusters, classical_trees
 from dpfy.studies.study import Options, Results, Stored
 
 
-@pytest.mark.parametrize(("part", "chosen"), [(classical_clusters, "clusters-overlapping-2"), (classical_trees, "trees-few-4")])
+@pytest.mark.parametrize(
+    ("part", "chosen"), [(classical_clusters, "clusters-overlapping-2-0.5"), (classical_trees, "trees-few-4")]
+)
 def test_a_cell_of_the_short_form_is_computed_and_shown(part, chosen):
     cells = {cell.name: cell for cell in part.PART.cells(Options(fast=True))}
     assert all(name.startswith(f"{part.PART.name}-") for name in cells)
@@ -22,10 +24,18 @@ def test_a_cell_of_the_short_form_is_computed_and_shown(part, chosen):
 
 
 def test_the_last_column_says_who_is_better():
-    same, settings = {"hybrid": [1.0, 1.0], "coreset": [1.0, 1.0]}, {"records": 1, "seeds": 2}
+    same = {"hybrid": [1.0, 1.0], "coreset": [1.0, 1.0], classical_clusters.SEEDED: [1.0, 1.0]}
+    settings = {"records": 1, "seeds": 2, "epsilon": 1.0}
     held = [
-        Stored(f"clusters-overlapping-{d}", settings, {"lloyd": [a, a], "synopsis": [b, b], **same}, {})
+        Stored(f"clusters-images-{d}-1", {**settings, "dimensions": d}, {"lloyd": [a, a], "synopsis": [b, b], **same}, {})
         for d, a, b in ((2, 1.2, 1.1), (10, 1.1, 1.2))
     ]
-    rows = classical_clusters.rows_of("overlapping", Results(held, Options()))
+    rows = classical_clusters.rows_of("images", Results(held, Options()))
     assert [row[-1] for row in rows] == ["yes", "no"]
+
+
+def test_the_short_form_has_no_images():
+    assert not [c.name for c in classical_clusters.cells(Options(fast=True)) if "images" in c.name]
+    whole = classical_clusters.cells(Options())
+    kinds, places = len(classical_clusters.TITLES), len(classical_clusters.DIMENSIONS) * len(classical_clusters.EPSILONS)
+    assert len({c.name for c in whole}) == len(whole) == kinds * places

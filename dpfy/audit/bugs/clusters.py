@@ -12,12 +12,13 @@ from dpfy.audit.learners import NEIGHBOURS, NOISE
 
 CLUSTERS = "dpfy.estimators.clusters"
 RELEASE = "dpfy.estimators.fitting.Fit.release"
-LLOYD, CORESET, SYNOPSIS, AGGREGATE, MIXTURE = (
+LLOYD, CORESET, SYNOPSIS, AGGREGATE, MIXTURE, FULL = (
     "k-means, lloyd",
     "k-means, coreset",
     "k-means, synopsis",
     "k-means, aggregate",
     "mixture",
+    "mixture, full",
 )
 
 
@@ -67,6 +68,16 @@ def true_inertia(real: Any) -> Any:
 def whole_points(real: Any) -> Any:
     """Every component takes every point for its own."""
     return lambda points, mixture: np.ones((len(points), len(mixture.weights)))
+
+
+def both_halves_twice(real: Any) -> Any:
+    """Products off the diagonal are counted for both of their places, twice."""
+
+    def products(points: Any, shares: Any) -> Any:
+        found = real(points, shares)
+        return found + found.T
+
+    return products
 
 
 BUGS = (
@@ -132,5 +143,12 @@ BUGS = (
         NEIGHBOURS,
         learner={f"{CLUSTERS}.mixture.Bound": shorter(lambda l2: 0.9)},
         case=MIXTURE,
+    ),
+    Bug(
+        "products-counted-twice",
+        "products of a full covariance are added to both halves of a matrix that holds both already",
+        NEIGHBOURS,
+        learner={f"{CLUSTERS}.covariances.products": both_halves_twice},
+        case=FULL,
     ),
 )

@@ -2,7 +2,7 @@
 
 Every round a point is shared out among the components. To each it adds, times its share, a one, its difference to the mean and the
 squares of its coordinates; differences are shortened to a radius about the mean, as in k-means. Shares add up to at most one,
-so that the bound is that of one component.
+so that the bound is that of one component. Full covariances have products of coordinates in place of squares (`covariances`).
 
 Shares must follow from the point alone, to the last bit: precisions stand on a grid of 2^-6, and slopes on one of 2^-20, so that
 the exponents of all components are sums of products without rounding, in whatever order a matrix product takes them.
@@ -22,7 +22,7 @@ from sklearn.base import DensityMixin
 from dpfy.core import check
 from dpfy.core.values import Bound
 from dpfy.estimators.budget import Need
-from dpfy.estimators.clusters import summary
+from dpfy.estimators.clusters import covariances, summary
 from dpfy.estimators.clusters.points import SAFE, Ball, Floats, Points, blocks, on_grid, shortened
 from dpfy.estimators.clusters.start import Centres, coreset, levels
 from dpfy.estimators.columns import refuse_categories
@@ -34,8 +34,8 @@ from dpfy.estimators.records import Records
 MOMENTS = "moments"
 COUNT, SQUARE = 0.5, 0.5
 """What a share and a squared coordinate weigh beside a difference."""
-BITS, SHARES = 20, 12
-"""Fractional bits of what a point adds, and of its shares."""
+BITS, FULL_BITS, SHARES = 20, 27, 12
+"""Fractional bits of what a point adds, with squares and with products, and of its shares."""
 PRECISIONS, SLOPES = 6, 20
 NARROWEST = 2.0**-16
 """The smallest variance of a coordinate, in the unit ball."""
@@ -43,16 +43,29 @@ WIDE = 3.0
 """The radius about a mean over the deviation of its component."""
 STARTED = 0.5
 """The share of the budget that the start has."""
-COVARIANCES = ("diag", "spherical")
+COVARIANCES = ("diag", "spherical", "full")
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Weights, means [components, coordinates] and variances of the same shape, in the unit ball. Released, or public."""
+    """Weights, means [components, coordinates] and variances of the same shape, in the unit ball. Released, or public.
+
+    Full covariances are matrices in place of variances [components, coordinates, coordinates].
+    """
 
     weights: Floats
     means: Floats
     variances: Floats
+
+    @property
+    def full(self) -> bool:
+        """Whether components have full covariances."""
+        return self.variances.ndim == 3
+
+    @property
+    def spreads(self) -> Floats:
+        """The mean squared distance to the mean of each component."""
+        return self.variances.trace(axis1=1, axis2=2) if self.full else self.variances.sum(axis=1)
 
     def exponents(self) -> tuple[Floats, Floats, Floats]:
         """What the logarithm of a component's density is made of, up to a constant: c + slopes x - precisions x^2."""
@@ -67,6 +80,8 @@ class Mixture:
 
     def logarithms(self, points: Floats) -> Floats:
         """Of weight times density, without the constant, for each point and component."""
+        if self.full:
+            return covariances.logarithms(points, *covariances.exponents(self.weights, self.means, self.variances))
         constants, slopes, precisions = self.exponents()
         return np.asarray(constants + (points @ slopes.T - points**2 @ precisions.T))
 
@@ -86,12 +101,12 @@ def shares(points: Floats, mixture: Mixture) -> Floats:
 
 
 def totals(points: Points, mixture: Mixture, radii: Floats) -> Floats:
-    """Sums over all points [components, 1 + 2 coordinates].
+    """Sums over all points [components, 1 + coordinates + squares of them, or products].
 
-    Guarantees: a point adds a vector of norm at most sqrt(1 + COUNT^2 + SQUARE^2), in whole steps of 2^-BITS.
+    Guarantees: a point adds a vector of norm at most sqrt(1 + COUNT^2 + SQUARE^2), in whole steps of 2^-BITS (or 2^-FULL_BITS).
     """
     count, width = mixture.means.shape
-    means, found = on_grid(mixture.means), np.zeros((count, 1 + 2 * width))
+    means, found = on_grid(mixture.means), np.zeros((count, 1 + width + (width * width if mixture.full else width)))
     for part in blocks(len(points)):
         rows = points[part].astype(np.float64)
         share = shares(rows, mixture)
@@ -101,42 +116,57 @@ def totals(points: Points, mixture: Mixture, radii: Floats) -> Floats:
             moved = shortened(mine, np.einsum("ij,ij->i", mine, mine), np.full(len(mine), radii[k]))
             found[k, 0] += COUNT * own.sum()
             found[k, 1 : 1 + width] += on_grid(own[:, None] * moved, BITS).sum(axis=0)
-            found[k, 1 + width :] += on_grid((SQUARE * own)[:, None] * moved**2, BITS).sum(axis=0)
+            if mixture.full:
+                found[k, 1 + width :] += SQUARE * covariances.products(moved, own).ravel()
+            else:
+                found[k, 1 + width :] += on_grid((SQUARE * own)[:, None] * moved**2, BITS).sum(axis=0)
     return found
 
 
-def bound(dimensions: int) -> Bound:
+def bound(dimensions: int, full: bool = False) -> Bound:
     """Of what a point adds to a round."""
     l2 = math.sqrt(1 + COUNT**2 + SQUARE**2) * (1 + 2.0**-50)
-    return Bound(l2=l2, l1=COUNT + math.sqrt(dimensions) * (1 + 2.0**-50) + SQUARE, linf=1.0)
+    squares = covariances.largest_l1(dimensions) if full else 1.0
+    return Bound(l2=l2, l1=COUNT + math.sqrt(dimensions) * (1 + 2.0**-50) + SQUARE * squares, linf=1.0)
 
 
-def rounds(points: Points, start: Centres, count: int, spherical: bool, fit: Fit) -> tuple[Mixture, Floats]:
-    """A mixture from a start, and the noisy number of points of each component.
+def rounds(points: Points, start: Centres, count: int, kind: str, fit: Fit) -> tuple[Mixture, Floats]:
+    """A mixture from a start, and the noisy number of points of each component. `kind` is that of the covariances.
 
     Guarantees: depends on the points through `Fit.release` alone.
     """
     width = start.centres.shape[1]
     every = np.full(start.centres.shape, max(start.inertia / width, NARROWEST))
+    if kind == "full":
+        every = np.maximum(every, covariances.NARROWEST)[:, :, None] * np.eye(width)
     mixture, counts = Mixture(start.counts / start.counts.sum(), start.centres, every), start.counts
     noise = fit.round(MOMENTS).deviation
     for _ in range(count):
-        radii = np.clip(WIDE * np.sqrt(mixture.variances.sum(axis=1)), summary.SMALLEST, 2.0)
-        released = fit.release(MOMENTS, totals(points, mixture, radii), BITS)
+        radii = np.clip(WIDE * np.sqrt(mixture.spreads), summary.SMALLEST, 2.0)
+        released = fit.release(MOMENTS, totals(points, mixture, radii), FULL_BITS if kind == "full" else BITS)
         counts = np.maximum(released[:, 0] / COUNT, noise / COUNT)
         sums, squares = released[:, 1 : 1 + width], released[:, 1 + width :] / SQUARE
         told = np.maximum(1 - width * noise**2 / np.maximum((sums**2).sum(axis=1), 1e-300), 0.0)  # of a sum: what is no noise
         shift = (told / counts)[:, None] * sums
         shift /= np.maximum(np.sqrt((shift**2).sum(axis=1, keepdims=True)), 1.0)
-        found = squares / counts[:, None] - shift**2
-        level = np.maximum(found.mean(axis=1, keepdims=True), 0.02 / width)
-        off = noise / SQUARE / counts[:, None] / level  # the error of a variance, over the mean one
-        trusted = 0.0 if spherical else 1 / (1 + off**2)
-        variances = np.maximum(level + trusted * (found - level), 0.05 * level) * radii[:, None] ** 2
+        if kind == "full":
+            variances = covariances.settled(squares.reshape(-1, width, width), shift, counts, noise / SQUARE, radii)
+        else:
+            variances = _variances(squares, shift, counts, noise / SQUARE, kind == "spherical") * radii[:, None] ** 2
+            variances = np.maximum(variances, NARROWEST)
         means = mixture.means + radii[:, None] * shift
         means /= np.maximum(np.sqrt((means**2).sum(axis=1, keepdims=True)), 1.0)
-        mixture = Mixture(counts / counts.sum(), means, np.maximum(variances, NARROWEST))
+        mixture = Mixture(counts / counts.sum(), means, variances)
     return mixture, counts
+
+
+def _variances(squares: Floats, shift: Floats, counts: Floats, noise: float, spherical: bool) -> Floats:
+    """Of each coordinate about the mean, from noisy sums of squares, where `noise` is the deviation of one."""
+    found = squares / counts[:, None] - shift**2
+    level = np.maximum(found.mean(axis=1, keepdims=True), 0.02 / shift.shape[1])
+    off = noise / counts[:, None] / level  # the error of a variance, over the mean one
+    trusted = 0.0 if spherical else 1 / (1 + off**2)
+    return np.asarray(np.maximum(level + trusted * (found - level), 0.05 * level))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -144,12 +174,14 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
     """A mixture of Gaussians of numbers on their scales ([-1, 1], or [0, 1] where a range begins at zero).
 
     n_components:     how many Gaussians.
-    covariance_type:  "diag": a variance for each coordinate; "spherical": one for all of a component.
+    covariance_type:  "diag": a variance for each coordinate; "spherical": one for all of a component; "full": a matrix, for at most 64
+                      columns, which takes more records.
     rounds:           noisy rounds of expectation and maximisation, after a start as `KMeans` has it, for half of the budget.
     norm:             a public bound on the distance of scaled rows from the middle of their ranges; None for all that ranges allow.
     structure:        the public seed of all that is drawn without regard to the records.
 
-    After `fit`: `weights_`, `means_` in the units of the columns, `covariances_` (variances on the scales) and `counts_` (noisy).
+    After `fit`: `weights_`, `means_` in the units of the columns, `covariances_` (variances on the scales, or matrices) and `counts_`
+    (noisy).
     """
 
     n_components: int = 4
@@ -166,18 +198,20 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
         if self.norm is not None:
             check.positive("norm", self.norm)
         refuse_categories(public.columns, "a mixture of Gaussians")
-        width = len(public.columns.columns)
+        width, full = len(public.columns.columns), self.covariance_type == "full"
+        if full:
+            covariances.refuse_wide(width)
         start = Need(summary.TREE, summary.tree_bound(width), releases=levels(self.n_components), share=STARTED)
-        return [start, Need(MOMENTS, bound(width), releases=self.rounds, share=1 - STARTED)]
+        return [start, Need(MOMENTS, bound(width, full), releases=self.rounds, share=1 - STARTED)]
 
     def _bits(self, public: Public) -> Mapping[str, int]:
-        return {summary.TREE: summary.TREE_BITS, MOMENTS: BITS}
+        return {summary.TREE: summary.TREE_BITS, MOMENTS: FULL_BITS if self.covariance_type == "full" else BITS}
 
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
         ball = Ball.of(data.columns, self.norm)
         points = ball.points(data)
         start = coreset(points, self.n_components, self.structure, fit)
-        found, counts = rounds(points, start, self.rounds, self.covariance_type == "spherical", fit)
+        found, counts = rounds(points, start, self.rounds, self.covariance_type, fit)
         parts = {"weights": found.weights, "means": found.means, "variances": found.variances}
         return parts | {"counts": counts, "radius": np.array([ball.radius])}
 

@@ -105,10 +105,11 @@ class Layout:
         """The constant and the numbers, in the first columns of `out`."""
         out[:, : self.constant] = 1.0
         for part in parts(data.size):
-            values = data.scaled(part)
-            if short is not None:
-                values *= short[part, None]
-            out[part, self.constant : self.constant + self.numbers] = values
+            values, place = data.scaled(part), out[part, self.constant : self.constant + self.numbers]
+            if short is None:
+                place[:] = values
+            else:
+                np.multiply(values, short[part, None], out=place)
 
     def _sparse(self, data: Records, short: Floats | None) -> Any:
         first, many = self.constant + self.numbers, len(self.sizes)

@@ -29,6 +29,12 @@ class Loss(ABC):
     start: ClassVar[float] = 0.0
     """A constant score to begin with."""
     one_sided: ClassVar[bool] = False
+    gradients: ClassVar[int] = 30
+    """How many noisy gradients are released where nobody says it and all columns are numbers."""
+
+    def level(self, slope: float) -> tuple[float, float]:
+        """A better constant score, and the second derivative there, from the mean slope at `start`; as they were where none is known."""
+        return self.start, self.usual
 
     @abstractmethod
     def slopes(self, scores: Floats, target: Floats) -> Floats:
@@ -135,6 +141,13 @@ class Poisson(Loss):
     curvature: ClassVar[float] = 1.0
     usual: ClassVar[float] = 0.15
     start: ClassVar[float] = -2.0
+    gradients: ClassVar[int] = 24
+
+    def level(self, slope: float) -> tuple[float, float]:
+        mean = min(
+            max(math.exp(self.start) - slope, 0.01), 0.9
+        )  # of the targets: a constant score is best where exp(score) is that
+        return math.log(mean), max(mean, self.usual)
 
     def slopes(self, scores: Floats, target: Floats) -> Floats:
         return np.asarray(np.exp(np.minimum(scores, 0.0)) - target)
