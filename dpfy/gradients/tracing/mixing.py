@@ -13,8 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
+from dpfy.gradients.contributions.rounding import of_factors
 from dpfy.gradients.tracing.packing import MASK, PADDED, KeptLengths
-from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Contents, Memory, Operation, Program, Ref, Reshaped, Unrecordable
+from dpfy.gradients.tracing.program import (
+    BATCH,
+    CARRIED,
+    DATA,
+    Contents,
+    Memory,
+    Operation,
+    Program,
+    Ref,
+    Reshaped,
+    Unrecordable,
+    behind_attention,
+)
 from dpfy.gradients.tracing.tape import Tape
 
 SPREAD = 0.1
@@ -219,15 +232,19 @@ def _unsteady(program: Program, contents: Contents, refs: Sequence[Ref], plain: 
         again = _run(program, contents, list(refs))
         for ref, most in found.items():
             torch.maximum(most, (again.at(ref) - plain.at(ref)).abs().nan_to_num(0.0, 0.0, 0.0), out=most)
-    rare = any(_name(operation).endswith("attention_backward") for operation in program.operations)
+    rare = any(map(behind_attention, program.operations))
     return {ref: _room(most, plain.at(ref)) for ref, most in found.items() if rare or bool(most.any())}
 
 
 def _room(most: Tensor, values: Tensor) -> Tensor:
-    """For every number, by the row it lies in: some times what was seen to move there, and the last bits of its largest."""
+    """For every number, by the row it lies in: some times what was seen to move there, and the last bits of its largest.
+
+    Where products may round their factors to TF32, the last bit of a number can move what is made of it by a bit of that.
+    """
     size = values.abs().nan_to_num(0.0, 0.0, 0.0)
     along = (lambda t: t.amax(-1, keepdim=True)) if most.dim() else (lambda t: t)
-    return (UNSTEADY * along(most) + 64 * torch.finfo(values.dtype).eps * along(size)).expand_as(values)
+    bits = 64 * torch.finfo(values.dtype).eps + 2 * of_factors(values.dtype, values.device)
+    return (UNSTEADY * along(most) + bits * along(size)).expand_as(values)
 
 
 def _adds_up(whole: Tensor, a: Tensor, b: Tensor, room: Tensor | None = None) -> bool:

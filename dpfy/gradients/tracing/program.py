@@ -209,7 +209,7 @@ class Memory:
             generator, state = operation.random
             generator.set_state(state)
         torch._C._set_grad_enabled(operation.graph)  # nothing here wants a gradient, but some operations keep more with it
-        result = operation.call(*args, **kwargs)
+        result = _called(operation, args, kwargs)
         if operation.read:
             self.reads.append(result)
             return
@@ -226,6 +226,25 @@ class Memory:
         for index in storages:
             self.storages.pop(index, None)
             self.tensors.pop(index, None)
+
+
+def _called(operation: Operation, args: Any, kwargs: Any) -> Any:
+    """What the operation gives. The backward pass of attention adds in a fixed order, where torch can."""
+    if behind_attention(operation) and not torch.are_deterministic_algorithms_enabled():
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(True)
+        try:
+            return operation.call(*args, **kwargs)
+        except RuntimeError:
+            pass  # not this kernel
+        finally:
+            torch.use_deterministic_algorithms(False, warn_only=warns)
+    return operation.call(*args, **kwargs)
+
+
+def behind_attention(operation: Operation) -> bool:
+    """Whether this is the backward pass of one of torch's kernels for attention."""
+    return str(operation.call).partition(".default")[0].endswith("attention_backward")
 
 
 def _storage_of(t: Tensor) -> torch.UntypedStorage:
