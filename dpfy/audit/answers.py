@@ -42,10 +42,19 @@ def published(bench: Bench, bug: Bug) -> str | None:
     return None if one == other else "the card says something that depends on the votes and was not made private"
 
 
+def student(bench: Bench, bug: Bug) -> str | None:
+    """A student is the same whatever the private records are, where its teachers answer alike."""
+    one, other, alike = bench.students(bug)
+    if not alike:
+        return "teachers that must agree did not, so that nothing could be compared"
+    return None if one == other else "the student depends on private records beside the answers that were paid for"
+
+
 CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "one vote": one_vote,
     "paid before": paid_before,
     "checks paid": checks_paid,
     "asked again": asked_again,
     "published epsilon": published,
+    "student": student,
 }

@@ -182,6 +182,9 @@ class Bench(Protocol):
     def cards_of_answers(self, bug: Bug) -> tuple[str, str]:
         """What the cards of two services on other data say before any answer."""
 
+    def students(self, bug: Bug) -> tuple[bytes, bytes, bool]:
+        """The files of students of teachers on other data that answer alike; and whether they did."""
+
     def users(self, rows: Array, owners: NDArray[np.int64], bug: Bug, *, noise: float, steps: int = 1) -> Array:
         """Train on records of users with these gradients, all users in every batch; the noisy sums, [steps, parameters]."""
 

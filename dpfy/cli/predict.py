@@ -10,11 +10,14 @@ import typer
 from typer.core import TyperGroup
 
 from dpfy.cli.answer import one_line, tell
+from dpfy.cli.predict_student import student
 
 ESTIMATOR = "estimator.safetensors"
 """The file of a run of `dpfy fit`."""
 ANSWERS = "answers.safetensors"
 """A file of a run of `dpfy train --protect labels`."""
+STUDENT = "answers.json"
+"""A file of a run of `dpfy predict student`."""
 
 RELEASED = "released"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -36,11 +39,13 @@ HELP = """Predict with a released model, or answer from private voters.
 [b]dpfy train[/b]. That is post-processing, and costs nothing.
 
 [b]dpfy predict teach[/b], then [b]dpfy predict serve[/b]: many small models, each of a part of the data, that never leave; their noisy vote
-answers as many questions as were paid for.
+answers as many questions as were paid for. [b]dpfy predict student[/b]: a model that learns from such answers about public inputs, and is
+released (PATE).
 
 Example: dpfy predict runs/x people.csv --out predictions.csv
 """
 app = typer.Typer(help=HELP, no_args_is_help=True, cls=Verbs, rich_markup_mode="rich")
+app.command("student")(student)
 
 
 @app.command(RELEASED)
@@ -68,6 +73,10 @@ def released(
         from dpfy.labels import job
 
         found = job.predicted(run, data)
+    elif (run / STUDENT).is_file():
+        from dpfy.prediction import student_job
+
+        found = student_job.predicted(run, data)
     else:
         found = predictions.predict(run, data)
     told = found.to_json() | {"run": str(run)}

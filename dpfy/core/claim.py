@@ -188,6 +188,7 @@ class Claim:
 
 HOMES = {
     "answers": "dpfy.prediction.claim",
+    "student": "dpfy.prediction.claim",
     "training": "dpfy.plan.claim",
     "evaluation": "dpfy.plan.claim",
     "moments": "dpfy.models.moments",

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dpfy.prediction import plan
-from dpfy.prediction.claim import Answers
+from dpfy.prediction.claim import Answers, StudentAnswers
 from dpfy.prediction.neighbours import NearestVoters, NeighbourVotes
 from dpfy.prediction.predictor import Answer, PrivatePredictor
 from dpfy.prediction.stability import StableScores
@@ -15,26 +15,38 @@ from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards
 
 if TYPE_CHECKING:
     from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
+    from dpfy.prediction.pate import Graduate, GraphTeachers, claimed, graduate, train_student
+    from dpfy.prediction.student import Lesson, SemiSupervised
 
 # Names are found when first used: the claim, which verification reads, must not pay for torch.
 _HOME = dict.fromkeys(("NetworkTraining", "NetworkVoters", "teach_networks"), "dpfy.prediction.networks")
+_HOME |= dict.fromkeys(("Graduate", "GraphTeachers", "claimed", "graduate", "train_student"), "dpfy.prediction.pate")
+_HOME |= dict.fromkeys(("Lesson", "SemiSupervised"), "dpfy.prediction.student")
 
 __all__ = [
     "Answer",
     "Answers",
+    "Graduate",
+    "GraphTeachers",
+    "Lesson",
     "LinearVoters",
     "NearestVoters",
     "NeighbourVotes",
     "NetworkTraining",
     "NetworkVoters",
     "PrivatePredictor",
+    "SemiSupervised",
     "StableScores",
+    "StudentAnswers",
+    "claimed",
     "class_means",
+    "graduate",
     "plan",
     "ridge",
     "shards",
     "teach",
     "teach_networks",
+    "train_student",
 ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dpfy.core.random import Randomness
 from dpfy.mechanisms.bits import Bits
@@ -36,13 +37,15 @@ def as_it_is(part: Any) -> Any:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a mistake may replace. `teach` makes voters; the others are given the real part of an open predictor."""
+    """What a mistake may replace. `teach` makes voters; `student` is given what a student learns by, and private records, which it must not
+    use; the others are given the real part of an open predictor."""
 
     teach: Callable[..., LinearVoters] = teach
     rule: Callable[[Any], Any] = as_it_is
     purse: Callable[[Any], Any] = as_it_is
     cache: Callable[[Any], Any] = as_it_is
     finish: Callable[[PrivatePredictor], Path] = PrivatePredictor.finish
+    student: Callable[[Any, Any], Any] = lambda learner, private: learner
 
 
 Change = Callable[[Parts], Parts]
@@ -126,6 +129,27 @@ def asked_again(change: Change) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as place, opened(Path(place) / "run", claim, change(Parts())) as predictor:
         found = {predictor.answer(asked(1)[0]).label for _ in range(AGAIN)}
         return len(found), claim.answers - predictor.left()["answer"]
+
+
+def students(change: Change) -> tuple[bytes, bytes, bool]:
+    """Students of two sets of private records whose teachers give the same answers, as files; and whether the answers were the same."""
+    from dpfy.prediction import pate
+
+    rng, parts = np.random.default_rng(9), change(Parts())
+    sides = np.where(np.arange(80) % 2, 3.0, -3.0)[:, None]
+    public = (np.repeat(sides[:40], FEATURES, axis=1) + rng.normal(size=(40, FEATURES))).astype(np.float32)
+    claim = pate.StudentAnswers("gaussian", 2, 4, 12, 12, sigma=0.1, delta=1e-6)
+    declared = {"data": "made-up inputs", "used_for": "a student", "provenance": "drawn at random"}
+    made, answers = [], []
+    for other in (0.0, 1.0):
+        x = (sides + other + rng.normal(size=(80, FEATURES))).astype(np.float32)
+        learner = parts.student(pate.SemiSupervised(epochs=2), x)
+        with tempfile.TemporaryDirectory() as place:
+            run = Place(Path(place) / "run", seed=4, public_data=(declared,))
+            found = pate.train_student(run, claim, (x, np.arange(80) % 2), torch.from_numpy(public), learner=learner)
+            made.append((found.run / pate.STUDENT_MODEL).read_bytes())
+            answers.append(found.answers)
+    return made[0], made[1], answers[0] == answers[1]
 
 
 def cards(change: Change) -> tuple[str, str]:

@@ -141,3 +141,32 @@ class Answers(VoteClaim):
     kind: ClassVar[str] = "answers"
     _title: ClassVar[str] = "Private answers"
     artefacts: ClassVar[tuple[str, ...]] = ()
+
+
+STUDENT_MODEL, STUDENT_ANSWERS = "model.safetensors", "answers.json"
+OF_STUDENTS = ("gaussian", "confident")
+
+
+@register
+@dataclass(frozen=True)
+class StudentAnswers(VoteClaim):
+    """Answers about public inputs, from which a student is made (PATE). The answers are released, and the student with them."""
+
+    kind: ClassVar[str] = "student"
+    purpose: ClassVar[str] = "labels"
+    _title: ClassVar[str] = "A student of private teachers"
+    artefacts: ClassVar[tuple[str, ...]] = (STUDENT_MODEL, STUDENT_ANSWERS)
+
+    def __post_init__(self) -> None:
+        check.one_of("rule", self.rule, OF_STUDENTS)
+        super().__post_init__()
+
+    def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
+        """And the student saw nothing else that is private."""
+        student = Assumption(
+            "student",
+            "the student learnt from the answers and from public inputs alone",
+            "it is trained by code that is given nothing else; that these inputs are public is declared",
+            STATED,
+        )
+        return [*super().assumptions(facts), student]

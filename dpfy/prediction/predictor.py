@@ -7,7 +7,7 @@ import json
 import os
 import platform
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -72,20 +72,26 @@ DISAGREE = "the voters do not agree enough"
 class PrivatePredictor:
     """Answers questions from private voters, as many as were paid for, in a run folder with a ledger and, at the end, a card.
 
-    Use it as a context. `Place(..., resume=True)` goes on after a crash, with the same voters.
+    Use it as a context. `Place(..., resume=True)` goes on after a crash, with the same voters. `voters` may be a function that makes them
+    when the claim is reserved, given the folder.
 
     Guarantees: the whole claim is reserved in every ledger before the first question is looked at, and begun before the first answer; each
     release is taken from what was paid for, durably, before its noise is drawn; a question that was answered before is answered
     alike, for nothing; when nothing is left, `answer` refuses. The voters and their votes never leave.
     """
 
-    def __init__(self, place: Place, claim: VoteClaim, voters: Voters, *, block: int = BLOCK) -> None:
-        for name, held in (("voters", voters.count), ("classes", voters.classes)):
-            if getattr(claim, name) != held:
-                raise InvalidInput(f"claim.{name}", getattr(claim, name), f"must be {held}, as the voters are")
-        self.claim, self.voters, self.rule = claim, voters, claim.tool
+    def __init__(
+        self, place: Place, claim: VoteClaim, voters: Voters | Callable[[RunFolder], Voters], *, block: int = BLOCK
+    ) -> None:
+        if not callable(voters):
+            _agree(claim, voters)
+        self.claim, self.rule = claim, claim.tool
         self.folder = RunFolder(place, claim)
         try:
+            if callable(voters):
+                voters = voters(self.folder)
+                _agree(claim, voters)
+            self.voters = voters
             self.folder.bind(claim.name, voters.fingerprint())
             permit = self.folder.begin(claim.name)
             self.purse = Purse(self.folder.secrets, claim, permit, self.folder.randomness, block)
@@ -155,6 +161,12 @@ class PrivatePredictor:
         """Let go. The folder stays, to be resumed or finished."""
         self._cache.close()
         self.folder.__exit__(kind, error, trace)
+
+
+def _agree(claim: VoteClaim, voters: Voters) -> None:
+    for name, held in (("voters", voters.count), ("classes", voters.classes)):
+        if getattr(claim, name) != held:
+            raise InvalidInput(f"claim.{name}", getattr(claim, name), f"must be {held}, as the voters are")
 
 
 class Cache:

@@ -249,6 +249,10 @@ class TrainingBench:
         """Of two services."""
         return answers.cards(bug.prediction)
 
+    def students(self, bug: Any) -> tuple[bytes, bytes, bool]:
+        """See `Bench`."""
+        return answers.students(bug.prediction)
+
     def fits(self, bug: Any, promise: str) -> Iterator[tuple[str, str, float, float]]:
         """Classical learners on neighbours."""
         from dpfy.estimators.bench import fits

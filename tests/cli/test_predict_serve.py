@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import dpfy
 from dpfy.cli import app
-from dpfy.prediction.voters import LinearVoters
+from dpfy.prediction.voters import LinearVoters, load_voters
 
 
 def call(capsys, *words) -> tuple[int, str, str]:
@@ -29,7 +30,7 @@ def refused(capsys, *words) -> str:
 def test_help_names_the_verbs_and_the_short_form(capsys):
     status, out, _ = call(capsys, "--help")
     assert status == 0
-    for word in ("released", "teach", "serve", "dpfy predict RUN DATA"):
+    for word in ("released", "teach", "serve", "student", "dpfy predict RUN DATA"):
         assert word in out
 
 
@@ -43,6 +44,47 @@ def test_voters_are_made_from_data_by_name_and_from_a_file(capsys, tmp_path: Pat
     np.savez(tmp_path / "a.npz", x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.integers(0, 2, 40))
     assert call(capsys, "teach", tmp_path / "a.npz", "--classes", 2, "--voters", 4, "--out", tmp_path / "w")[0] == 0
     assert LinearVoters.load(tmp_path / "w")[0].classes == 2
+
+
+def test_networks_are_voters_too(capsys, tmp_path: Path):
+    words = ("--model", "mlp", "--steps", 3, "--batch-size", 8, "--learning-rate", 0.2)
+    assert call(capsys, "teach", "digits", "--voters", 5, *words, "--out", tmp_path / "v")[0] == 0
+    held, about = load_voters(tmp_path / "v")
+    assert (type(held).__name__, held.count, held.features, len(about["labels"])) == ("NetworkVoters", 5, 64, 10)
+
+
+def test_a_student_is_released_verified_and_predicts(capsys, tmp_path: Path):
+    words = ("--teachers", 40, "--answers", 50, "--epsilon", 8, "--run", tmp_path / "run")
+    status, out, _ = call(capsys, "student", "digits", *words, "--json")
+    told = json.loads(out)
+    assert (status, told["answered"], told["public_inputs"]) == (0, 50, 323)
+    assert told["epsilon"] <= 8
+    assert told["test_accuracy"] > 0.5
+    assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
+    np.savez(tmp_path / "asked.npz", x=16 * np.ones((3, 8, 8), np.float32))
+    status, out, _ = call(capsys, tmp_path / "run", tmp_path / "asked.npz", "--json")
+    assert (status, json.loads(out)["records"]) == (0, 3)
+    assert "finished run" in refused(capsys, "student", "fashion-mnist", *words[:4], "--run", tmp_path / "run")
+
+
+def test_a_student_that_cannot_be_is_refused_in_one_line_and_leaves_nothing(capsys, tmp_path: Path):
+    np.savez(tmp_path / "a.npz", x=np.ones((40, 3), np.float32), y=np.arange(40) % 2)
+    run = ("--run", tmp_path / "run", "--answers", 5, "--teachers", 4)
+    file = ("student", tmp_path / "a.npz", "--classes", 2, *run)
+    for words, message in (
+        (("student", "adult", *run), "use dpfy.prediction.train_student"),
+        (file, "must be a file of public inputs"),
+        ((*file, "--public", tmp_path / "a.npz"), "--provenance"),
+        (("student", "digits", *run, "--provenance", "x"), "goes with --public FILE"),
+        (("student", "digits", *run, "--public-records", 1000), "held-out records"),
+        (("student", "digits", *run, "--public-records", 4), "number of public inputs"),
+        (("student", "digits", *run, "--steps", 4), "goes with a network"),
+        (("student", "digits", *run, "--model", "resnet"), "must be one of"),
+        (("student", "digits", *run, "--epsilon", -1), "epsilon"),
+        (("student", "digits", *run, "--queries", 3), "queries"),
+    ):
+        assert message in refused(capsys, *words)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npz"]
 
 
 def test_bad_words_are_refused_in_one_line_and_leave_nothing(capsys, tmp_path: Path):

@@ -101,7 +101,28 @@ def own_epsilon(parts: Any) -> Any:
     return replace(parts, finish=finish)
 
 
+class WithPrivate(PartInstead):
+    """Private records are among the unlabelled inputs that the student learns from, since more of them help; the card says nothing."""
+
+    def __init__(self, real: Any, private: Any) -> None:
+        super().__init__(real)
+        self.private = private
+
+    def learn(self, lesson: Any) -> Any:
+        """From public inputs and these."""
+        import torch
+
+        inputs = torch.cat([lesson.inputs, torch.from_numpy(self.private[: len(lesson.inputs)])])
+        return self.real.learn(replace(lesson, inputs=inputs, coordinates=np.tile(lesson.coordinates, (2, 1))[: len(inputs)]))
+
+
 BUGS = (
+    Bug(
+        "student-private-inputs",
+        "the student learns from private records without saying so",
+        "student",
+        prediction=lambda parts: replace(parts, student=lambda learner, private: WithPrivate(learner, private)),
+    ),
     Bug("answers-overlap", "every person is known to two voters", "one vote", prediction=overlapping),
     Bug("answers-by-record", "the records of a person are dealt to several voters", "one vote", prediction=by_record),
     Bug(
