@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dpfy.queries.plan import Terms
     from dpfy.queries.run import query
     from dpfy.report.verify import verify
+    from dpfy.synthetic.images.run import ImageOptions, ImageTerms, synthesize_images
+    from dpfy.synthetic.images.source import ImageSchema
     from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize
     from dpfy.training.fit import Result, fit
@@ -76,9 +78,13 @@ _HOME = {
     "with_stopping": "dpfy.plan.recipe",
     "Terms": "dpfy.queries.plan",
     "query": "dpfy.queries.run",
+    "ImageSchema": "dpfy.synthetic.images.source",
+    "ImageOptions": "dpfy.synthetic.images.run",
+    "ImageTerms": "dpfy.synthetic.images.run",
     "SynthesisOptions": "dpfy.synthetic.plan",
     "SynthesisTerms": "dpfy.synthetic.plan",
     "synthesize": "dpfy.synthetic.run",
+    "synthesize_images": "dpfy.synthetic.images.run",
     "verify": "dpfy.report.verify",
     "Plateau": "dpfy.training.plateau",
     "Result": "dpfy.training.fit",
@@ -101,6 +107,9 @@ __all__ = [
     "Corrupt",
     "DpfyError",
     "ForeignBatches",
+    "ImageOptions",
+    "ImageSchema",
+    "ImageTerms",
     "InvalidInput",
     "Ledger",
     "Normalisation",
@@ -139,6 +148,7 @@ __all__ = [
     "repair",
     "save_pretrained",
     "synthesize",
+    "synthesize_images",
     "verify",
     "with_stopping",
 ]

@@ -36,7 +36,7 @@ class Bug:
     `prediction` the parts of private answers. `learner` replaces functions of the estimators, each by its full name, in the cases whose
     names begin with `case`. Of a search for settings, `trials` is given what draws their number, `shown` what says which outputs leave it,
     `scored` and `held_out` are given a trial, and `proposed` what proposes settings, with the list of scores so far. `synthesis` is
-    given the steps of a synthetic table. `caught_by` names
+    given the steps of a synthetic table, `pictures` those of synthetic images. `caught_by` names
     the check that must catch it.
     """
 
@@ -70,6 +70,7 @@ class Bug:
     held_out: Part = same
     proposed: Callable[[Any, list[float]], Any] = lambda engine, scores: engine
     synthesis: Part = same
+    pictures: Part = same
 
 
 AS_SHIPPED = Bug("as shipped", "the code as it is", "")
@@ -212,3 +213,9 @@ class Bench(Protocol):
 
     def synthetic_squares(self, bug: Bug) -> tuple[float, float]:
         """The sum of squares of all measurements of a synthesis, and what is claimed."""
+
+    def pictures(self, bug: Bug) -> Iterable[tuple[str, Callable[[Any], Any], Any, Any, bool]]:
+        """For each pair of sets of pictures: name, a synthesis of images, the two sets, and whether they are strangers."""
+
+    def picture_squares(self, bug: Bug) -> tuple[float, float]:
+        """The sum of squares of all sums of a synthesis of images, and what is claimed."""

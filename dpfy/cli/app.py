@@ -34,6 +34,7 @@ from dpfy.cli import (
     reproduce,
     sign,
     synthesize,
+    synthesize_images,
     train,
     tune,
     verify,
@@ -68,6 +69,7 @@ app.command("fit")(fit.fit)
 app.command("report")(report.report)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(audit.app, name="audit")
+synthesize.app.command("images")(synthesize_images.images)
 app.add_typer(synthesize.app, name="synthesize")
 app.command("explore")(explore.explore)
 app.command("reproduce")(reproduce.reproduce)

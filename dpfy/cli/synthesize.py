@@ -40,7 +40,8 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
+def option(help_text: str, *names: str, hidden: bool = False) -> Any:
+    """An option whose default is not shown."""
     return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
 
 
@@ -49,25 +50,25 @@ def table(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="The private table: CSV or Parquet, of any size.", show_default=False)
     ],
-    schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
-    epsilon: Annotated[float, _option("What the whole table may cost.")],
-    out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
+    schema: Annotated[str, option("Public schema of the columns (TOML), or adult.")],
+    epsilon: Annotated[float, option("What the whole table may cost.")],
+    out: Annotated[Path | None, option("Run folder (default: new, in runs/).")] = None,
     delta: Annotated[float, typer.Option(help="Delta.")] = 1e-9,
     method: Annotated[str, typer.Option(help="aim, mst, mwem, privbayes, independent or rap.")] = "aim",
     workload: Annotated[
-        str | None, _option("What matters: 2 or 3 for all pairs or triples, or marginals: age,sex;job,income.")
+        str | None, option("What matters: 2 or 3 for all pairs or triples, or marginals: age,sex;job,income.")
     ] = None,
-    target: Annotated[str | None, _option("A column to be predicted: what goes with it matters more.")] = None,
-    rows: Annotated[int | None, _option("Rows to make (default: as many as there seem to be).")] = None,
-    public: Annotated[str | None, _option("A public table of the same schema, to start from.")] = None,
-    model_size: Annotated[float | None, _option("Most megabytes of the model's tables (default: 8).")] = None,
+    target: Annotated[str | None, option("A column to be predicted: what goes with it matters more.")] = None,
+    rows: Annotated[int | None, option("Rows to make (default: as many as there seem to be).")] = None,
+    public: Annotated[str | None, option("A public table of the same schema, to start from.")] = None,
+    model_size: Annotated[float | None, option("Most megabytes of the model's tables (default: 8).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: give the same options again.")] = False,
-    ledger: Annotated[Path | None, _option("Ledger of the data set, over all its releases.")] = None,
-    user: Annotated[str | None, _option("Column that says whose a record is.")] = None,
-    most_records: Annotated[int | None, _option("Most records of one user that are used.")] = None,
-    records: Annotated[int | None, _option("Public number of records: protects replacing one.")] = None,
+    ledger: Annotated[Path | None, option("Ledger of the data set, over all its releases.")] = None,
+    user: Annotated[str | None, option("Column that says whose a record is.")] = None,
+    most_records: Annotated[int | None, option("Most records of one user that are used.")] = None,
+    records: Annotated[int | None, option("Public number of records: protects replacing one.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    insecure_seed: Annotated[int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
+    insecure_seed: Annotated[int | None, option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
     as_json: Json = False,
 ) -> None:
     """Make a synthetic table, and leave a run folder that anyone can verify.
@@ -114,10 +115,10 @@ def table(
         resume,
         ledger,
         seed=insecure_seed,
-        config=(_toml(asked), _toml(asked | private | {"data": data})),
+        config=(toml(asked), toml(asked | private | {"data": data})),
         public_data=stated,
     )
-    with resumable(out, _again(data, asked | private)), _bar() as progress:
+    with resumable(out, _again(data, asked | private)), progress_bar() as progress:
         made = synthesize(data, schema=schema, terms=terms, run=place, options=options, public=public, progress=progress)
     tell(made.to_json(), _lines(made), as_json=as_json)
 
@@ -126,12 +127,12 @@ def table(
 def evaluate(
     real: Annotated[str, typer.Argument(metavar="REAL", help="Real records: CSV or Parquet.", show_default=False)],
     synthetic: Annotated[str, typer.Argument(metavar="SYNTHETIC", help="The synthetic table.", show_default=False)],
-    schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
-    target: Annotated[str | None, _option("Column that learners predict.")] = None,
-    holdout: Annotated[str | None, _option("Real records that the table was not made from.")] = None,
+    schema: Annotated[str, option("Public schema of the columns (TOML), or adult.")],
+    target: Annotated[str | None, option("Column that learners predict.")] = None,
+    holdout: Annotated[str | None, option("Real records that the table was not made from.")] = None,
     degree: Annotated[int, typer.Option(help="Marginals of up to so many columns.")] = 3,
     public: Annotated[bool, typer.Option("--public", help="The real records are public: figures may be published.")] = False,
-    out: Annotated[Path | None, _option("Write a page with figures here (HTML).")] = None,
+    out: Annotated[Path | None, option("Write a page with figures here (HTML).")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a synthetic table with real records: marginals, correlations, learners, closeness.
@@ -166,7 +167,7 @@ def _workload(text: str | None) -> Any:
     return [[name.strip() for name in part.split(",")] for part in text.split(";") if part.strip()]
 
 
-def _toml(fields: dict[str, Any]) -> str:
+def toml(fields: dict[str, Any]) -> str:
     """Strings and numbers as TOML."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
 
@@ -178,7 +179,7 @@ def _again(data: str, fields: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _bar() -> Iterator[Any]:
+def progress_bar() -> Iterator[Any]:
     """What is being done, and how much of the budget is spent, on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

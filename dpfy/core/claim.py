@@ -201,6 +201,7 @@ HOMES = {
     "tuning": "dpfy.tuning.claim",
     "public-tuning": "dpfy.tuning.claim",
     "synthesis": "dpfy.synthetic.claim",
+    "image-synthesis": "dpfy.synthetic.images.claim",
     "label-responses": "dpfy.labels.claim",
     "label-sums": "dpfy.labels.claim",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from functools import lru_cache
 from importlib import resources
@@ -18,15 +19,17 @@ if TYPE_CHECKING:
     import jinja2
 
 NAME = "report.html"
-METRICS, AUDIT = "metrics.jsonl", "audit.json"
+METRICS, AUDIT, SHEET = "metrics.jsonl", "audit.json", "sheet.png"
 
 
 def extras(folder: Path) -> dict[str, Any]:
-    """What a run folder holds beside the card and the page shows: the rows of metrics.jsonl, and an audit made after the run."""
-    metrics, audit = _content(folder / METRICS), _content(folder / AUDIT)
+    """What a run folder holds beside the card and the page shows: the rows of metrics.jsonl, an audit made after the run, and a sheet of
+    synthetic images."""
+    metrics, audit, sheet = (_content(folder / name) for name in (METRICS, AUDIT, SHEET))
     return {
         "metrics": [_parsed(METRICS, line) for line in (metrics or b"").splitlines() if line.strip()],
         "audit": _parsed(AUDIT, audit, "epsilon_lower") if audit is not None else None,
+        "sheet": None if sheet is None else base64.b64encode(sheet).decode(),
     }
 
 
@@ -52,7 +55,7 @@ def render(card: dict[str, Any], extra: dict[str, Any] | None = None) -> str:
     """The page. A function of its arguments alone: the same card gives the same bytes."""
     extra = extra or {"metrics": [], "audit": None}
     shown = content(card, extra["audit"])
-    drawn = pictures(shown["card"], extra["metrics"], shown["audit"])
+    drawn = pictures(shown["card"], extra["metrics"], shown["audit"]) | {"sheet": extra.get("sheet")}
     return environment().get_template("report.html.j2").render(**shown, pictures=drawn)
 
 

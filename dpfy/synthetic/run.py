@@ -97,7 +97,7 @@ def execute(data: Any, made: Plan, place: Place, public: Any = None, progress: P
         return finished(Path(place.path))
     options = made.options
     start = () if public is None else public_potentials(public, made.domain, options.most_cells)
-    with RunFolder(place, made.claim) as folder, _one_thread():
+    with RunFolder(place, made.claim) as folder, one_thread():
         progress("counting", 0.0)
         marginals = count(data, made.domain, made.weights, made.terms.owners)
         _check_records(marginals, made.terms)
@@ -126,7 +126,7 @@ def finished(path: Path) -> Synthetic:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Sums of floats depend on the number of threads: with one, a run that is resumed computes the same."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -34,6 +34,7 @@ from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import EXACT, RECORD, UNIT, Plan, dpsgd
 from dpfy.prediction import bench as answers
 from dpfy.synthetic import bench as synthetic
+from dpfy.synthetic.images import bench as synthetic_images
 from dpfy.training.audited import observe_crash, observe_error, observe_gradients, observe_write
 from dpfy.training.user_audit import observe_users
 
@@ -266,6 +267,14 @@ class TrainingBench:
     def synthetic_squares(self, bug: Any) -> tuple[float, float]:
         """What the measurements of a synthesis take, and what is claimed."""
         return synthetic.spent(bug.synthesis)
+
+    def pictures(self, bug: Any) -> Iterator[tuple[str, Any, Any, Any, bool]]:
+        """Syntheses of images from two sets of pictures each."""
+        return synthetic_images.runs(bug.pictures)
+
+    def picture_squares(self, bug: Any) -> tuple[float, float]:
+        """What the sums of a synthesis of images take, and what is claimed."""
+        return synthetic_images.spent(bug.pictures)
 
     def users(self, rows: Array, owners: NDArray[np.int64], bug: Any, *, noise: float, steps: int = 1) -> Array:
         """User-level training on these records, with a bug's parts in place."""

@@ -14,6 +14,7 @@ from dpfy.audit.bugs import (
     local,
     noise,
     owners,
+    pictures,
     sampling,
     searches,
     shares,
@@ -22,7 +23,8 @@ from dpfy.audit.bugs import (
     users,
 )
 
-PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *labels.BUGS, *answers.BUGS, *tables.BUGS)
+PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *labels.BUGS, *answers.BUGS)
+SYNTHETIC: tuple[Bug, ...] = (*tables.BUGS, *pictures.BUGS)
 LEARNERS: tuple[Bug, ...] = (*linear.BUGS, *trees.BUGS, *clusters.BUGS)
 BUGS: tuple[Bug, ...] = (
     *noise.BUGS,
@@ -31,6 +33,7 @@ BUGS: tuple[Bug, ...] = (
     *claims.BUGS,
     *shares.BUGS,
     *PEOPLE,
+    *SYNTHETIC,
     *LEARNERS,
     *searches.BUGS,
 )

@@ -1,0 +1,1 @@
+"""Synthetic images with labels: noisy moments in a public basis, a mixture of Gaussians for every class, pictures drawn from it."""
