@@ -136,7 +136,7 @@ def levels(meter: ImageMeter, data: Pictures, vectors: Array, encoding: Encoding
 def directions(meter: ImageMeter, points: Array, labels: Whole, known: Levels) -> Directions:
     """Sums by class and products of all bounded vectors; then the axes along which pictures of a class vary more than the noise does."""
     classes, size = meter.claim.classes, points.shape[1]
-    sums = np.eye(classes)[labels].T @ points if len(points) else np.zeros((classes, size))
+    _, sums = _summed(points, labels, classes)
     length = longest(size)
     first, second = meter.release(
         MOMENTS,
@@ -180,9 +180,14 @@ def nearest(points: Array, labels: Whole, places: Array) -> Whole:
 
 def _summed(points: Array, cells: Whole, count: int) -> tuple[Array, Array]:
     """Counts and sums of the points of each cell."""
-    sums = np.zeros((count, points.shape[1]))
-    np.add.at(sums, cells, points)
+    sums = np.stack([part.sum(axis=0) for part in _apart(points, cells, count)])
     return 1.0 * np.bincount(cells, minlength=count), sums
+
+
+def _apart(points: Array, cells: Whole, count: int) -> list[Array]:
+    """The points of each cell."""
+    ends = np.bincount(cells, minlength=count).cumsum()[:-1]
+    return np.split(points[np.argsort(cells, kind="stable")], ends)
 
 
 def centres(meter: ImageMeter, points: Array, labels: Whole, seen: Directions, count: int) -> Centres:
@@ -213,9 +218,7 @@ def moments(meter: ImageMeter, points: Array, labels: Whole, known: Centres) -> 
     cells = labels * count + nearest(points, labels, known.places)
     rest = bounded((points - known.places.reshape(-1, axes)[cells]) / known.reach)
     numbers, sums = _summed(rest, cells, classes * count)
-    order = np.argsort(cells, kind="stable")
-    ends = np.cumsum(numbers).astype(np.int64)[:-1].tolist()
-    products = np.stack([part.T @ part for part in np.split(rest[order], ends)])
+    products = np.stack([part.T @ part for part in _apart(rest, cells, classes * count)])
     length = longest(axes)
     return Moments(
         *meter.release(
