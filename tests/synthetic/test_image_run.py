@@ -194,9 +194,12 @@ def test_what_is_wrong_for_a_public_reason_is_refused_before_pictures_are_read(t
         def __getattr__(self, name):
             raise AssertionError("the data was read")
 
-    with pytest.raises(DpfyError, match=words):
+    def ask():
         about = {"data": Untouchable(), "schema": SCHEMA, "terms": TERMS} | asked()
         dpfy.synthesize_images(about.pop("data"), run=tmp_path / "run", **about)
+
+    with pytest.raises(DpfyError, match=words):
+        ask()
     assert not (tmp_path / "run").exists()
 
 

@@ -31,9 +31,7 @@ SMALL = ImageSchema(6, 5, 3)
 
 
 def metered(claim, seed=1):
-    return ImageMeter(
-        claim, rehearsal(claim.event, claim.releases, claim.name, claim.adjacency), Randomness.for_tests(seed)
-    )
+    return ImageMeter(claim, rehearsal(claim.event, claim.releases, claim.name, claim.adjacency), Randomness.for_tests(seed))
 
 
 def random_pictures(rng, count, schema=SMALL):
@@ -119,18 +117,22 @@ def test_nothing_but_noise_tells_pictures_apart(trial):
 def test_bounds_are_reached():
     """A bound far above what pictures can add would be a waste; one white picture comes close to it in the first stages."""
     some, more = next(bench.neighbours())[1:3]
-    found = []
+    asked = []
+
+    def watched(held):
+        real = held.release
+
+        def release(share, sums):
+            asked.append(sums)
+            return real(share, sums)
+
+        held.release = release
+        return held
+
     for data in (some, more):
-        calls = []
-
-        def steps(held, calls=calls):
-            real = held.release
-            held.release = lambda share, sums: calls.append((held, sums)) or real(share, sums)
-            return held
-
-        bench.PictureSteps(meter=steps).synthesized(data)
-        found.append([sums for _, sums in calls[:2]])
-    for one, other in zip(*found, strict=True):
+        bench.PictureSteps(meter=watched).synthesized(data)
+    half = len(asked) // 2
+    for one, other in zip(asked[:2], asked[half : half + 2], strict=True):
         apart = math.sqrt(sum(part.weight**2 * np.square(part.total - other[name].total).sum() for name, part in one.items()))
         allowed = math.sqrt(sum((part.weight * part.length) ** 2 for part in one.values()))
         assert 0.9 * allowed < apart <= allowed * (1 + 1e-9)

@@ -123,7 +123,12 @@ def levels(meter: ImageMeter, data: Pictures, vectors: Array, encoding: Encoding
     step = (WHITE + 1) // SHADES
     shades = np.bincount((data.pixels // step).ravel(), minlength=SHADES) / encoding.pixels
     by_length, by_class, by_shade = meter.release(
-        LEVELS, {"brightness": Sums(1.0 * bright, 1.0), "classes": Sums(1.0 * counts, 1.0), "shades": Sums(shades, 1.0)}
+        LEVELS,
+        {
+            "brightness": Sums(bright.astype(np.float64), 1.0),
+            "classes": Sums(counts.astype(np.float64), 1.0),
+            "shades": Sums(shades, 1.0),
+        },
     )
     seen = np.maximum(by_length.values, 0).cumsum()
     bin_ = int(np.searchsorted(seen, USUAL * seen[-1]))
@@ -181,7 +186,7 @@ def nearest(points: Array, labels: Whole, places: Array) -> Whole:
 def _summed(points: Array, cells: Whole, count: int) -> tuple[Array, Array]:
     """Counts and sums of the points of each cell."""
     sums = np.stack([part.sum(axis=0) for part in _apart(points, cells, count)])
-    return 1.0 * np.bincount(cells, minlength=count), sums
+    return np.bincount(cells, minlength=count).astype(np.float64), sums
 
 
 def _apart(points: Array, cells: Whole, count: int) -> list[Array]:
