@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -77,11 +78,12 @@ class Shape:
         """The same weights each time."""
         torch.manual_seed(0)
         w = self.width
-        if self.length:
-            blocks = [nn.Embedding(self.tokens, w), *(Block(w) for _ in range(self.layers)), nn.LayerNorm(w), Mean()]
-        else:
-            blocks = [nn.Sequential(nn.Linear(w, w), nn.GELU(), nn.LayerNorm(w)) for _ in range(self.layers)]
-        return nn.Sequential(*blocks, nn.Linear(w, 10)).to(device)
+        with torch.device(device):
+            if self.length:
+                blocks = [nn.Embedding(self.tokens, w), *(Block(w) for _ in range(self.layers)), nn.LayerNorm(w), Mean()]
+            else:
+                blocks = [nn.Sequential(nn.Linear(w, w), nn.GELU(), nn.LayerNorm(w)) for _ in range(self.layers)]
+            return nn.Sequential(*blocks, nn.Linear(w, 10))
 
     def data(self, batches: int = 1) -> tuple[Tensor, Tensor]:
         """Records and their classes."""
@@ -200,6 +202,7 @@ def alone(shape: Shape, device: str, count: int, rounds: int) -> dict[str, Any]:
             )
             found["private"].setdefault(layout, []).append(taken[count // 2 : -1])  # behind what is measured and checked first
             found["not private"].setdefault(layout, []).append(not_private(shape, layout, device, count)[count // 2 : -1])
+            print(f"# {layout}, private: {1e3 * statistics.median(taken[count // 2 : -1]):.2f} ms", file=sys.stderr, flush=True)
     row: dict[str, Any] = {"steps by recordings": recorded}
     for kind, layouts in found.items():
         means = {layout: statistics.median(map(min, zip(*taken, strict=True))) for layout, taken in layouts.items()}

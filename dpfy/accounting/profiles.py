@@ -86,8 +86,7 @@ def dominating(forward: Points, backward: Points) -> Atoms:
     Guarantees: every mechanism whose delta is at most `forward` in this direction and at most `backward` in the other, at the points,
     is dominated by the pair, at all epsilons. The mass at infinity is the last bound of `forward`.
     """
-    ahead = np.minimum(1.0, np.minimum.accumulate(forward.deltas)) * (1 + ROUNDED)
-    back = np.minimum(1.0, np.minimum.accumulate(backward.deltas)) * (1 + ROUNDED)
+    ahead, back = _bounds(forward), _bounds(backward)
     centre = min(float(ahead[0]), float(back[0]))  # at epsilon 0 both directions are the total variation
     chain = [_Vertex(-math.inf, 1.0, 0.0)]
     for epsilon, delta in zip(-backward.epsilons[:0:-1], back[:0:-1], strict=True):
@@ -102,6 +101,12 @@ def dominating(forward: Points, backward: Points) -> Atoms:
     if infinity >= 1 or not rows:
         return Atoms((0.0,), (0.0,), 1.0)
     return _lawful(Atoms(tuple(e for e, _ in rows), tuple(p for _, p in rows), infinity), chain[1:-1])
+
+
+def _bounds(points: Points) -> Array:
+    """The bounds on delta, falling and rounded up; one that is not 0 is no smaller than what arithmetic has all its digits for."""
+    falling = np.minimum(1.0, np.minimum.accumulate(points.deltas)) * (1 + ROUNDED)
+    return np.where(falling > 0, np.maximum(falling, FLOOR), 0.0)
 
 
 def _lawful(atoms: Atoms, chain: list[_Vertex]) -> Atoms:

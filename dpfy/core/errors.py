@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 
 class DpfyError(Exception):
-    """Base of every error that dpfy raises on purpose; the command line turns it into one line and exit status 2."""
+    """Base of every error that dpfy raises on purpose; the command line turns it into one line and exit status 2.
+
+    One that is sent to another process arrives there as it was; values that cannot be sent arrive as text.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., DpfyError], tuple[object, ...]]:
+        known = {name: v if isinstance(v, str | int | float | None) else _short(v) for name, v in vars(self).items()}
+        return _arrived, (type(self), self.args, known)
 
 
 class InvalidInput(DpfyError, ValueError):
@@ -66,6 +73,12 @@ class Lost(DpfyError):
     def __init__(self, why: str) -> None:
         self.why = why
         super().__init__(f"ranks: {why}; mend it there, then start all ranks again and resume the run")
+
+
+def _arrived(kind: type[DpfyError], args: tuple[object, ...], known: dict[str, object]) -> DpfyError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(known)
+    return error
 
 
 def _short(value: object, limit: int = 80) -> str:

@@ -93,6 +93,25 @@ def test_what_is_left_at_the_last_point_is_a_chance_of_infinite_loss():
     assert hockey_stick(pair, np.array([50.0]))[0] >= 0.1
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_chances_too_small_for_arithmetic_are_rounded_up(seed):
+    """Near the smallest numbers a sum loses its digits: a bound there is raised, and one that is 0 stays 0."""
+    rng = np.random.default_rng(seed)
+    mu = float(rng.uniform(0.5, 6.0))
+    exact = normal(mu)
+    far = np.linspace(mu * 36, mu * 40 + mu**2, 20_000)
+    far = far[(exact(far) > 0) & (exact(far) < 1e-308)]
+    epsilons = np.concatenate(
+        [[0.0], np.sort(rng.choice([*rng.uniform(0, far[0], 200), *rng.choice(far, 60, False)], 250, False))]
+    )
+    deltas = exact(epsilons)
+    pair = dominating(Points(epsilons, deltas), Points(epsilons, deltas))
+    large = deltas > 1e-12
+    assert (hockey_stick(pair, epsilons[large]) >= deltas[large] * (1 - 1e-12)).all()
+    assert (pair.infinity == 0) == (deltas[-1] == 0)
+    assert pair.infinity <= 1e-229
+
+
 def test_each_direction_has_its_own_pair():
     """Removing and adding differ: each pair follows its own direction forwards and the other one backwards."""
     drawn, still = [(0.9, 0.0), (0.1, 1.0)], [(1.0, 0.0)]
