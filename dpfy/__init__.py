@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dpfy.queries.plan import Terms
     from dpfy.queries.run import query
     from dpfy.report.verify import verify
+    from dpfy.synthetic.evolution.run import EvolutionOptions, evolve
     from dpfy.synthetic.images.run import ImageOptions, ImageTerms, synthesize_images
     from dpfy.synthetic.images.source import ImageSchema
     from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
@@ -78,6 +79,8 @@ _HOME = {
     "with_stopping": "dpfy.plan.recipe",
     "Terms": "dpfy.queries.plan",
     "query": "dpfy.queries.run",
+    "EvolutionOptions": "dpfy.synthetic.evolution.run",
+    "evolve": "dpfy.synthetic.evolution.run",
     "ImageSchema": "dpfy.synthetic.images.source",
     "ImageOptions": "dpfy.synthetic.images.run",
     "ImageTerms": "dpfy.synthetic.images.run",
@@ -106,6 +109,7 @@ __all__ = [
     "Busy",
     "Corrupt",
     "DpfyError",
+    "EvolutionOptions",
     "ForeignBatches",
     "ImageOptions",
     "ImageSchema",
@@ -135,6 +139,7 @@ __all__ = [
     "by_user",
     "dpftrl",
     "dpsgd",
+    "evolve",
     "fit",
     "from_opacus",
     "inspect",

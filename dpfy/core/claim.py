@@ -202,6 +202,7 @@ HOMES = {
     "public-tuning": "dpfy.tuning.claim",
     "synthesis": "dpfy.synthetic.claim",
     "image-synthesis": "dpfy.synthetic.images.claim",
+    "evolution": "dpfy.synthetic.evolution.claim",
     "label-responses": "dpfy.labels.claim",
     "label-sums": "dpfy.labels.claim",
 }

@@ -1,0 +1,255 @@
+"""An evolution, from what is asked to the run folder: reserve, read, vote, vary, card.
+
+What leaves the machine are samples of the public generator. The private records decide which, by votes with noise, and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dpfy
+from dpfy.accounting.gaussian_filter import least_noise, noise_of, squares
+from dpfy.core import check, reading
+from dpfy.core.book import Permit
+from dpfy.core.errors import InvalidInput
+from dpfy.core.random import Randomness
+from dpfy.core.unit import Adjacency
+from dpfy.core.values import Bound, Bounded
+from dpfy.report import card
+from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.synthetic.evolution.claim import FACTS, SAMPLES, Evolution
+from dpfy.synthetic.images.stages import bounded, nearest
+from dpfy.synthetic.meter import PartOfGaussian, no_binding
+
+Array = NDArray[np.float64]
+Samples = NDArray[Any]
+Whole = NDArray[np.int64]
+Embed = Callable[[Samples], Any]
+
+WIDE = 4.0
+"""Embeddings keep this many times the length of the longest one of the first samples."""
+CHUNK = 1 << 12
+"""Records that vote at a time."""
+HEARD = 2.0
+"""Votes below this many standard deviations of the noise are not heard."""
+
+
+class PublicGenerator(Protocol):
+    """What makes samples and has never seen the private records. All its randomness comes from `rng`."""
+
+    def random(self, count: int, label: int, rng: np.random.Generator) -> Samples:
+        """So many samples of a class, one along the first axis each."""
+
+    def vary(self, samples: Samples, label: int, rng: np.random.Generator) -> Samples:
+        """A variation of each of these samples."""
+
+
+@dataclass(frozen=True)
+class EvolutionOptions:
+    """Of an evolution: `classes` that records have, samples of a class (`size`), and `rounds` of votes."""
+
+    classes: int = 1
+    size: int = 100
+    rounds: int = 5
+
+    def __post_init__(self) -> None:
+        Evolution(self.classes, self.size, self.rounds, 1.0)
+
+
+@dataclass(frozen=True)
+class Evolved:
+    """What an evolution leaves: a run folder with the samples and the card."""
+
+    run: Path
+    facts: dict[str, Any]
+    card: dict[str, Any]
+
+    @property
+    def arrays(self) -> tuple[Samples, Whole]:
+        """Samples and their classes."""
+        with np.load(self.run / SAMPLES, allow_pickle=False) as held:
+            return held["x"], held["y"]
+
+
+def flat(samples: Samples) -> Any:
+    """The embedding of those who give none: the numbers themselves."""
+    return np.asarray(samples).reshape(len(samples), -1)
+
+
+def evolve(
+    records: Any,
+    generator: PublicGenerator,
+    *,
+    epsilon: float,
+    delta: float,
+    run: Place | str | Path,
+    options: EvolutionOptions | None = None,
+    embed: Embed = flat,
+) -> Evolved:
+    """Samples of a public generator that are like private records, in a run folder that anyone can verify.
+
+    `records` is a pair (records, labels), or a function that gives one and is called when the bill is reserved. `embed` makes vectors of
+    records and of samples, each by itself; nearness is measured between them.
+
+    Guarantees: the price is computed and reserved before `records` is called; a record adds one vote to each round; what is published are
+    samples of the generator, chosen by noisy votes. A killed run goes on to the same samples if the generator draws from its `rng` alone.
+    """
+    chosen = options or EvolutionOptions()
+    check.epsilon("epsilon", epsilon)
+    noise = least_noise(epsilon, check.delta("delta", delta), 0, 0.0, Adjacency.ADD_OR_REMOVE_ONE)
+    claim = Evolution(chosen.classes, chosen.size, chosen.rounds, noise, delta=delta)
+    place = run if isinstance(run, Place) else Place(run)
+    if complete(place, claim):
+        return finished(Path(place.path))
+    with RunFolder(place, claim) as folder:
+        held, labels = _read(records, chosen.classes)
+        first = Population.first(claim, generator, embed, folder.randomness)
+        voters = first.vectors(held)
+        folder.bind("records", voters.tobytes() + labels.tobytes())
+        last, votes = evolved(first, voters, labels, folder.begin(claim.name), folder.randomness, folder.bind)
+        facts = {"samples": claim.classes * claim.size, "rounds": claim.rounds, "votes": [row.tolist() for row in votes.round(3)]}
+        folder.write(SAMPLES, last.packed())
+        folder.write(FACTS, json.dumps(facts, indent=1).encode())
+        folder.tell(claim.name, samples=facts["samples"])
+        seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
+        about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
+        folder.finish(card.Facts(about, releases=claim.releases))
+    return finished(Path(place.path))
+
+
+def finished(path: Path) -> Evolved:
+    """A finished evolution."""
+    facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
+    return Evolved(path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME)))
+
+
+@dataclass(frozen=True)
+class Population:
+    """The samples of every class, all of one size, and how they become vectors. Public, or released."""
+
+    claim: Evolution
+    generator: PublicGenerator
+    embed: Embed
+    samples: tuple[Samples, ...]
+    reach: float
+
+    @classmethod
+    def first(cls, claim: Evolution, generator: PublicGenerator, embed: Embed, randomness: Randomness) -> Population:
+        """Random samples; refuses an embedding that does not look at each of them by itself."""
+        drawn = []
+        for label in range(claim.classes):
+            held = np.asarray(generator.random(claim.size, label, randomness.generator(f"evolution class {label}", 0)))
+            drawn.append(_checked(held, claim.size))
+        vectors = np.concatenate([_vectors(embed, held) for held in drawn])
+        alone = _vectors(embed, drawn[0][:1])
+        length = float(np.sqrt(np.square(vectors).sum(axis=1)).max())
+        if not math.isfinite(length):
+            raise InvalidInput("embed", length, "must give finite numbers for public samples")
+        if not np.allclose(alone[0], vectors[0], rtol=1e-3, atol=1e-6 * length):
+            raise InvalidInput("embed", "another vector beside other samples", "must look at each sample by itself")
+        return cls(claim, generator, embed, tuple(drawn), WIDE * max(length, 1e-12))
+
+    def vectors(self, held: Samples) -> Array:
+        """Embedded, shortened and rounded, so that who is nearest is decided exactly."""
+        return bounded(_vectors(self.embed, held) / self.reach) if len(held) else np.zeros((0, 1))
+
+    def next(self, votes: Array, randomness: Randomness, number: int) -> Population:
+        """Half of the places for samples drawn by their votes, the other half for variations of these."""
+        made = []
+        for label, held in enumerate(self.samples):
+            rng = randomness.generator(f"evolution class {label}", number + 1)
+            parents = held[drawn_by(votes[label], self.claim.size, rng)]
+            if number + 1 < self.claim.rounds:
+                half = self.claim.size // 2
+                varied = np.asarray(self.generator.vary(parents[half:], label, rng))
+                parents = np.concatenate([parents[:half], _checked(varied, self.claim.size - half)])
+            made.append(parents)
+        return Population(self.claim, self.generator, self.embed, tuple(made), self.reach)
+
+    def packed(self) -> bytes:
+        """Samples and classes as NPZ."""
+        whole = io.BytesIO()
+        labels = np.repeat(np.arange(self.claim.classes), self.claim.size)
+        np.savez_compressed(whole, x=np.concatenate(self.samples), y=labels)
+        return whole.getvalue()
+
+
+def evolved(
+    population: Population,
+    voters: Array,
+    labels: Whole,
+    permit: Permit,
+    randomness: Randomness,
+    bind: Callable[[str, bytes], None] = no_binding,
+) -> tuple[Population, Array]:
+    """All rounds: votes with noise, then the next samples. The last votes choose among what is there.
+
+    Guarantees: a record adds one to one count of a round, whatever it is; all rounds together are within the claim.
+    """
+    claim = population.claim
+    noise = noise_of(squares(claim.noise_multiplier) / Fraction(claim.rounds))
+    votes = np.zeros((claim.classes, claim.size))
+    for number in range(claim.rounds):
+        places = np.stack([population.vectors(held) for held in population.samples])
+        counts = _votes(voters, labels, places)
+        bind(f"{claim.name} {number}", counts.tobytes())
+        mechanism = PartOfGaussian(noise, whole=claim.event)
+        found = mechanism.release(Bounded(counts, Bound.scalar(1.0)), permit, randomness, number).value
+        votes = np.where(np.asarray(found) > HEARD * noise, found, 0.0).reshape(claim.classes, claim.size)
+        population = population.next(votes, randomness, number)
+    return population, votes
+
+
+def _votes(voters: Array, labels: Whole, places: Array) -> Whole:
+    """How many records have each sample for their nearest among those of their class."""
+    classes, size = places.shape[:2]
+    counts = np.zeros(classes * size, np.int64)
+    for start in range(0, len(voters), CHUNK):
+        part, mine = voters[start : start + CHUNK], labels[start : start + CHUNK]
+        counts += np.bincount(mine * size + nearest(part, mine, places), minlength=classes * size)
+    return counts
+
+
+def drawn_by(votes: Array, count: int, rng: np.random.Generator) -> Whole:
+    """So many places, in proportion to votes, as evenly as can be; all alike where nothing was heard."""
+    weights = votes if votes.sum() > 0 else np.ones(len(votes))
+    marks = (np.arange(count) + rng.random()) / count
+    found: Whole = np.minimum(np.searchsorted(weights.cumsum() / weights.sum(), marks), len(votes) - 1)
+    return rng.permutation(found)
+
+
+def _vectors(embed: Embed, held: Samples) -> Array:
+    found = np.asarray(embed(held), np.float64)
+    if found.ndim != 2 or len(found) != len(held):
+        raise InvalidInput("embed", f"an array of shape {found.shape}", "must give one vector for each sample")
+    return found
+
+
+def _checked(held: Samples, count: int) -> Samples:
+    if held.dtype.kind not in "biufU" or len(held) != count:
+        rule = f"must give an array of numbers or words with {count} samples along its first axis"
+        raise InvalidInput("generator", f"{held.dtype} of shape {held.shape}", rule)
+    return held
+
+
+def _read(records: Any, classes: int) -> tuple[Samples, Whole]:
+    given = records() if callable(records) else records
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InvalidInput("records", type(given).__name__, "must be (records, labels)")
+    held, labels = (np.asarray(part) for part in given)
+    if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(labels) != len(held):
+        raise InvalidInput("labels", f"{labels.dtype} of shape {labels.shape}", "must be one whole number for each record")
+    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise InvalidInput("labels", "labels", f"must lie from 0 to {classes - 1}: there are {classes} classes")
+    return held, labels.astype(np.int64)
