@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "training": BELOW_PLAN
     | {"plan", "models", "data", "report", "runs", "local", "prediction", "estimators", "synthetic", "labels"},
     "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
+    "soft_trees": {"core", "plan", "data", "runs", "training", "estimators"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "synthetic": BELOW_PLAN | {"data", "report", "runs"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},

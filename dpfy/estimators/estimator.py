@@ -6,6 +6,7 @@ what was released (`_take`). The rest is here, once: terms, columns, ledger, fol
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ from dpfy.runs.folder import Place
 COMMON = ("epsilon", "delta", "accountant", "adjacency", "schema", "bounds", "records", "ledger", "run", "random_state")
 ESTIMATORS: dict[str, type[PrivateEstimator]] = {}
 """Every estimator by its name: a file names one, and nothing is imported because of it."""
+READERS = {"model.safetensors": "dpfy.soft_trees.estimators"}
+"""Who reads (`loaded`) fitted estimators whose run folders are of another kind, by the file that tells such a folder."""
 
 
 @dataclass(frozen=True)
@@ -188,11 +191,14 @@ class PrivateEstimator(BaseEstimator):
         data = self._read(X, y, public)
         if public.open:
             data = _bounded(data, fit)
-        form = public.form
+        return Model(self._learn(data, public, fit), self._facts(X, data, public.form))
+
+    def _facts(self, X: Any, data: Records, form: Form) -> dict[str, Any]:
+        """What a file says about the estimator beside its arrays: public, or bought."""
         facts: dict[str, Any] = {"estimator": type(self).__name__, "columns": data.columns.to_json(), "target": _told(data.aim)}
         width = len(data.columns.columns) if isinstance(X, FileTable) else form.width
         facts |= {"width": width, "names": list(form.names) if form.names and form.named else None}
-        return Model(self._learn(data, public, fit), facts | {"settings": dict(self._settings())})
+        return facts | {"settings": dict(self._settings())}
 
     def _read(self, X: Any, y: Any, public: Public) -> Records:
         """The private records, every cell by its public column."""
@@ -215,16 +221,20 @@ class PrivateEstimator(BaseEstimator):
         model = release.model
         if model.facts.get("estimator") != type(self).__name__:
             raise Corrupt(fitting.FILE, f"holds {model.facts.get('estimator')}, not {type(self).__name__}")
+        self._know(release, model.facts)
+        self._take(dict(model.arrays))
+
+    def _know(self, release: Release, facts: Mapping[str, Any]) -> None:
+        """Take the card, and what a file says about columns and target."""
         self.release_, self.card_ = release, release.card
-        self._columns = Columns.from_json(model.facts["columns"])
-        self._aim = _aim(model.facts["target"])
-        self.n_features_in_ = int(model.facts["width"])
+        self._columns = Columns.from_json(facts["columns"])
+        self._aim = _aim(facts["target"])
+        self.n_features_in_ = int(facts["width"])
         self.__dict__.pop("feature_names_in_", None)
-        if model.facts["names"] is not None:
-            self.feature_names_in_ = np.array(model.facts["names"], object)
+        if facts["names"] is not None:
+            self.feature_names_in_ = np.array(facts["names"], object)
         if isinstance(self._aim, Classes):
             self.classes_ = self._aim.array
-        self._take(dict(model.arrays))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -307,6 +317,9 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
 
 def load(run: str | Path) -> Any:
     """The fitted estimator of a finished run folder: it predicts as the one that was fitted."""
+    for file, reader in READERS.items():
+        if (Path(run) / file).is_file():
+            return importlib.import_module(reader).loaded(Path(run))
     release = Release.of(Path(run))
     name = release.model.facts.get("estimator")
     if name not in ESTIMATORS:
