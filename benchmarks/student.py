@@ -3,9 +3,9 @@
     python benchmarks/student.py --data-dir DATA                 # the last 1,000 test images measure, the other 9,000 are public inputs
     python benchmarks/student.py --data-dir DATA --folds 10      # every tenth of the test images measures once: all 10,000
 
-The 60,000 training images are private. Each run is whole: a folder with its bill, noise from the operating system, a student, a card that is
-verified. Labels of test images measure at the end and are used for nothing else. Beside the accuracy on images that the student did not
-see stands that on its public inputs, whose labels it did not see. Prints one JSON line for each run, and one for all.
+The 60,000 training images are private. Each run is whole: a folder with its bill, noise from the operating system, a student, a card that
+is verified. Labels of test images measure at the end and are used for nothing else. Beside the accuracy on images that the student did
+not see stands that on its public inputs, whose labels it did not see. Prints one JSON line for each run, and one for all.
 """
 
 from __future__ import annotations

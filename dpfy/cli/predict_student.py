@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ GRAPH = "graph"
 
 def student(
     data: Annotated[str, typer.Argument(help="Private records: embedded, digits, mnist, fashion-mnist or an NPZ file.")],
-    run: Annotated[Path, typer.Option(help="New run folder.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="New run folder.", show_default=False)],
     epsilon: Annotated[float, typer.Option(help="What all answers together may cost.")] = 1.0,
     delta: Annotated[float, typer.Option(help="Delta of the guarantee.")] = 1e-5,
     teachers: Annotated[int, typer.Option(help="How many; each knows its own part of the private records.")] = 1000,
@@ -43,7 +44,9 @@ def student(
         Path | None, typer.Option(help="Ledger of the data set, over all its releases.", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped, with the same words.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Fixed randomness, for tests: protects nothing.", show_default=False)] = None,
+    insecure_seed: Annotated[
+        int | None, typer.Option(help="Fix all randomness, for tests: protects nothing.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train and release a student of private teachers (PATE).
@@ -51,13 +54,16 @@ def student(
     Private records are dealt to teachers; their noisy votes on public inputs, billed before the first record is read, are what is
     released. The student learns from these answers and from public inputs alone. It comes with its card; check it with dpfy verify.
 
-    Example: dpfy predict student mnist --run runs/student --epsilon 1 --delta 1e-5
+    Example: dpfy predict student mnist --epsilon 1 --delta 1e-5 --out runs/student
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
     from dpfy.prediction import pate, student_job, teaching
-    from dpfy.runs.folder import Place
+    from dpfy.runs.folder import Place, ended
+    from dpfy.runs.mark import Mark
 
+    if resume and Mark.find(out) is None and not ended(out):
+        raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
     said = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate, "device": device}
     given = {name: value for name, value in said.items() if value is not None}
     check.one_of("--model", model, (GRAPH, *teaching.NETWORK_MODELS))
@@ -73,13 +79,29 @@ def student(
     about = {"model": "a student of private teachers", "data": config.kind}
 
     def place(declared: dict[str, str]) -> Place:
-        return Place(run, resume, ledger, seed=seed, public_data=(declared,), about=about)
+        return Place(out, resume, ledger, seed=insecure_seed, public_data=(declared,), about=about)
 
-    with resumable(run, "dpfy predict student"):
+    words = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "teachers": teachers,
+        "answers": answers,
+        "queries": queries,
+        "threshold": threshold,
+    }
+    words |= {"public": public, "provenance": provenance, "public-records": public_records, "model": model, **said}
+    words |= {"classes": classes, "data-dir": data_dir, "ledger": ledger, "insecure-seed": insecure_seed}
+    with resumable(out, _again(data, words)):
         made = student_job.run(place, claim, config, student_job.PublicInputs(public, provenance, public_records), means)
     section = next(dict(part) for part in made.card["sections"] if part["name"] == claim.name)
     told = {key: section[key] for key in ("answered", "public_inputs", "test_accuracy", "tested_on") if key in section}
     stated = {key: made.card["guarantee"][key] for key in ("epsilon", "delta")}
     shown = [f"accuracy on {told['tested_on']}: {told['test_accuracy']:.2%}"] if "test_accuracy" in told else []
-    lines = [*shown, made.guarantee, f"check it: dpfy verify {run}"]
-    tell({"run": str(run)} | stated | told | {"statement": made.guarantee}, lines, as_json=as_json)
+    lines = [*shown, made.guarantee, f"check it: dpfy verify {out}"]
+    tell({"run": str(out)} | stated | told | {"statement": made.guarantee}, lines, as_json=as_json)
+
+
+def _again(data: str, words: dict[str, object]) -> str:
+    """The same command, to be said again."""
+    given = [word for name, value in words.items() if value is not None for word in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join(["dpfy", "predict", "student", data, *given])

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dpfy.core import check, reading
 from dpfy.core.errors import InvalidInput
+from dpfy.core.unit import EXAMPLE, Unit
 from dpfy.models.config import ModelConfig
 from dpfy.models.features import ScatteringFeatures
 from dpfy.models.scattering import LEAST_SIDE
@@ -87,10 +88,21 @@ class Graduate:
 
 
 def claimed(
-    epsilon: float, delta: float, *, teachers: int, classes: int, answers: int, queries: int | None = None, threshold: float = 0.6
+    epsilon: float,
+    delta: float,
+    *,
+    teachers: int,
+    classes: int,
+    answers: int,
+    queries: int | None = None,
+    threshold: float = 0.6,
+    unit: Unit = EXAMPLE,
 ) -> StudentAnswers:
-    """The claim of so many answers at (epsilon, delta); with `queries`, of the confident vote."""
-    shape: dict[str, Any] = {"voters": teachers, "classes": classes, "answers": answers, "kind": StudentAnswers}
+    """The claim of so many answers at (epsilon, delta); with `queries`, of the confident vote.
+
+    For records of people say `unit=Unit("user")`, and give their `owners` to `train_student`.
+    """
+    shape: dict[str, Any] = {"voters": teachers, "classes": classes, "answers": answers, "kind": StudentAnswers, "unit": unit}
     if queries is None:
         made = plan.gaussian(epsilon, delta, **shape)
     else:
@@ -121,6 +133,8 @@ def train_student(
     """
     if not place.public_data:
         raise InvalidInput("public_data", (), "must declare the public inputs that the student learns from, for its card")
+    if claim.unit != EXAMPLE and owners is None:
+        raise InvalidInput("owners", None, f"must say whose each record is: the claim protects one {claim.unit.name}")
     if complete(place, claim):
         return graduate(place.path)
     school = _School(claim, private, public, teachers or GraphTeachers(), owners)
@@ -168,7 +182,8 @@ class _School:
             places = shards(len(table), self.claim.voters, folder.randomness, self._owners)
             read = _read(coordinates(self.known, table, places), self.means)
             made = ridge(read, labels, places, **shape, strength=self.means.strength)
-        return OfRecords(made, table, labels, f"{_words(self.means)} {self.claim.voters}")
+        whose = None if self._owners is None else [str(owner) for owner in np.asarray(self._owners).ravel().tolist()]
+        return OfRecords(made, table, labels, json.dumps([_words(self.means), whose]))
 
     @property
     def questions(self) -> NDArray[np.float32]:

@@ -54,7 +54,7 @@ def test_networks_are_voters_too(capsys, tmp_path: Path):
 
 
 def test_a_student_is_released_verified_and_predicts(capsys, tmp_path: Path):
-    words = ("--teachers", 40, "--answers", 50, "--epsilon", 8, "--run", tmp_path / "run")
+    words = ("--teachers", 40, "--answers", 50, "--epsilon", 8, "--out", tmp_path / "run")
     status, out, _ = call(capsys, "student", "digits", *words, "--json")
     told = json.loads(out)
     assert (status, told["answered"], told["public_inputs"]) == (0, 50, 323)
@@ -64,12 +64,12 @@ def test_a_student_is_released_verified_and_predicts(capsys, tmp_path: Path):
     np.savez(tmp_path / "asked.npz", x=16 * np.ones((3, 8, 8), np.float32))
     status, out, _ = call(capsys, tmp_path / "run", tmp_path / "asked.npz", "--json")
     assert (status, json.loads(out)["records"]) == (0, 3)
-    assert "finished run" in refused(capsys, "student", "fashion-mnist", *words[:4], "--run", tmp_path / "run")
+    assert "finished run" in refused(capsys, "student", "fashion-mnist", *words[:4], "--out", tmp_path / "run")
 
 
 def test_a_student_that_cannot_be_is_refused_in_one_line_and_leaves_nothing(capsys, tmp_path: Path):
     np.savez(tmp_path / "a.npz", x=np.ones((40, 3), np.float32), y=np.arange(40) % 2)
-    run = ("--run", tmp_path / "run", "--answers", 5, "--teachers", 4)
+    run = ("--out", tmp_path / "run", "--answers", 5, "--teachers", 4)
     file = ("student", tmp_path / "a.npz", "--classes", 2, *run)
     for words, message in (
         (("student", "adult", *run), "use dpfy.prediction.train_student"),
@@ -82,6 +82,7 @@ def test_a_student_that_cannot_be_is_refused_in_one_line_and_leaves_nothing(caps
         (("student", "digits", *run, "--model", "resnet"), "must be one of"),
         (("student", "digits", *run, "--epsilon", -1), "epsilon"),
         (("student", "digits", *run, "--queries", 3), "queries"),
+        (("student", "digits", *run, "--resume"), "holds no run to resume"),
     ):
         assert message in refused(capsys, *words)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npz"]

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import dpfy
-from dpfy.core.errors import BudgetExceeded, Corrupt, DpfyError, InvalidInput
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.random import Randomness
+from dpfy.core.unit import Unit
 from dpfy.models.config import ModelConfig
 from dpfy.prediction import pate, student
 from dpfy.prediction.diffusion import DiffusionMap, DiffusionSettings
@@ -76,7 +77,7 @@ def test_from_private_records_to_a_student_that_is_verified(tmp_path):
 
 def test_confident_answers_of_networks_and_of_owners(tmp_path):
     training = NetworkTraining(ModelConfig("mlp", hidden=(8,)), steps=30, batch_size=8, learning_rate=0.5)
-    stated = claim(answers=20, queries=60, threshold=0.7)
+    stated = claim(answers=20, queries=60, threshold=0.7, unit=Unit("user"))
     found = train_student(
         place(tmp_path / "run", seed=1), stated, (X, Y), ASKED, teachers=training, learner=LEARNER, owners=np.arange(400) // 2
     )
@@ -86,6 +87,7 @@ def test_confident_answers_of_networks_and_of_owners(tmp_path):
     right = [label == TRUTH[row] for row, label in zip(found.rows, found.answers, strict=True) if label is not None]
     assert np.mean(right) > 0.8
     assert "networks (mlp)" in json.dumps(found.card["sections"])
+    assert "for one user" in found.guarantee
 
 
 def test_nothing_is_read_before_it_is_paid_for_and_what_is_refused_leaves_nothing(tmp_path):
@@ -111,9 +113,10 @@ def test_nothing_is_read_before_it_is_paid_for_and_what_is_refused_leaves_nothin
         assert not (tmp_path / "run").exists()
     with pytest.raises(InvalidInput, match="must declare the public inputs"):
         train_student(Place(tmp_path / "run"), claim(), (X, Y), ASKED, **QUICK)
+    with pytest.raises(InvalidInput, match="whose each record is"):
+        train_student(place(tmp_path / "run"), claim(unit=Unit("user")), (X, Y), ASKED, **QUICK)
     with pytest.raises(InvalidInput, match="rule"):
         pate.StudentAnswers("stable", 3, 40, 10, 10, epsilon=1.0, delta_used=1e-7, unstable=2)
-    assert isinstance(BudgetExceeded("x"), DpfyError)
 
 
 def test_no_teacher_follows_the_records_of_another_to_the_last_bit():
