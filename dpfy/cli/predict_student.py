@@ -74,23 +74,22 @@ def student(
     means = pate.GraphTeachers() if model == GRAPH else teaching.network_training(model, given)
     assert means is not None
     config = teaching.settings(data, None, classes, data_dir)
-    shape = {"teachers": teachers, "classes": student_job.claim_classes(config)}
-    claim = pate.claimed(epsilon, delta, answers=answers, queries=queries, threshold=threshold, **shape)
+    count = student_job.claim_classes(config)
+    claim = pate.claimed(epsilon, delta, teachers=teachers, classes=count, answers=answers, queries=queries, threshold=threshold)
     about = {"model": "a student of private teachers", "data": config.kind}
 
     def place(declared: dict[str, str]) -> Place:
         return Place(out, resume, ledger, seed=insecure_seed, public_data=(declared,), about=about)
 
-    words = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "teachers": teachers,
-        "answers": answers,
-        "queries": queries,
+    words: dict[str, object] = {"epsilon": epsilon, "delta": delta, "teachers": teachers, "answers": answers, "queries": queries}
+    words |= {
         "threshold": threshold,
+        "public": public,
+        "provenance": provenance,
+        "public-records": public_records,
+        "model": model,
     }
-    words |= {"public": public, "provenance": provenance, "public-records": public_records, "model": model, **said}
-    words |= {"classes": classes, "data-dir": data_dir, "ledger": ledger, "insecure-seed": insecure_seed}
+    words |= said | {"classes": classes, "data-dir": data_dir, "ledger": ledger, "insecure-seed": insecure_seed}
     with resumable(out, _again(data, words)):
         made = student_job.run(place, claim, config, student_job.PublicInputs(public, provenance, public_records), means)
     section = next(dict(part) for part in made.card["sections"] if part["name"] == claim.name)
