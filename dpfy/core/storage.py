@@ -76,16 +76,22 @@ def erase(path: Path) -> None:
     Guarantees: only a plain file with this one name is overwritten; a link, and one of several names of a file, is only removed. A
     folder is left alone.
     """
+    if overwrite(path):
+        path.unlink()
+        sync_folder(path.parent)
+
+
+def overwrite(path: Path | str) -> bool:
+    """Overwrite a secret file with zeros, and sync, as :func:`erase` does before it unlinks. Whether there is anything to unlink."""
     try:
         held = os.lstat(path)
     except FileNotFoundError:
-        return
+        return False
     if stat.S_ISDIR(held.st_mode):
-        return
-    if stat.S_ISREG(held.st_mode) and held.st_nlink == 1:
+        return False
+    if stat.S_ISREG(held.st_mode) and held.st_nlink == 1 and held.st_size > 0:
         _zero(path)
-    path.unlink()
-    sync_folder(path.parent)
+    return True
 
 
 def sha256_of(path: Path) -> str:
@@ -113,13 +119,13 @@ def _write_all(handle: int, content: bytes) -> None:
         view = view[os.write(handle, view) :]
 
 
-def _zero(path: Path) -> None:
+def _zero(path: Path | str) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         held = os.fstat(handle)
         left = held.st_size if stat.S_ISREG(held.st_mode) and held.st_nlink == 1 else 0
         while left > 0:
             left -= os.write(handle, bytes(min(left, 1 << 20)))
-        os.fsync(handle)
+        getattr(os, "fdatasync", os.fsync)(handle)  # its length is what it was
     finally:
         os.close(handle)

@@ -28,7 +28,7 @@ from dpfy.tuning.pool import MOST_WORKERS
 from dpfy.tuning.run import RecipeFor, Tuned, Work, tune
 from dpfy.tuning.space import Choice, Dimension, Range, Space, Whole
 from dpfy.tuning.terms import Terms
-from dpfy.tuning.trial import Task, Trial, TrialFailed
+from dpfy.tuning.trial import Row, Task, Trial, TrialFailed
 
 try:
     import ray
@@ -53,7 +53,7 @@ class RayPool:
     def __post_init__(self) -> None:
         check.integer("workers", self.workers, most=MOST_WORKERS)
 
-    def scores(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, float]]:
+    def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
         """As they end; no more are begun ahead than there are workers."""
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
@@ -75,13 +75,14 @@ class RayPool:
                 ray.cancel(reference, force=True)
 
 
-def _made(task: Task) -> float:
+def _made(task: Task) -> Row:
     return task()
 
 
-def _result(reference: Any) -> float:
+def _result(reference: Any) -> Row:
     try:
-        return float(ray.get(reference))
+        found: Row = ray.get(reference)
+        return found
     except ray.exceptions.RayTaskError as problem:
         cause = problem.cause
         if isinstance(cause, DpfyError):

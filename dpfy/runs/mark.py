@@ -124,17 +124,23 @@ class Mark:
             self.folder.rmdir()
 
 
-def erase_folder(folder: Path) -> None:
-    """Destroy a folder of secrets and all that is in it: files overwritten with zeros, links removed, not followed. Safe to repeat."""
+def erase_folder(folder: Path, *, durable: bool = True) -> None:
+    """Destroy a folder of secrets and all that is in it: files overwritten with zeros, links removed, not followed. Safe to repeat.
+
+    Guarantees: every file's zeros are on the disk before the first file is unlinked. If not `durable`, a death of the machine may bring
+    names back, of files that hold zeros: whoever comes next erases the folder again.
+    """
     if folder.is_symlink() or not folder.is_dir():
         return
-    for found in list(folder.iterdir()):
-        if found.is_dir() and not found.is_symlink():
-            erase_folder(found)
-        else:
-            storage.erase(found)
+    every = [os.path.join(folder, name) for name in os.listdir(folder)]
+    files = [found for found in every if storage.overwrite(found)]
+    for found in set(every).difference(files):
+        erase_folder(Path(found), durable=False)
+    for found in files:
+        os.unlink(found)
     folder.rmdir()
-    storage.sync_folder(folder.parent)
+    if durable:
+        storage.sync_folder(folder.parent)
 
 
 def refuse_planted(folder: Path) -> None:

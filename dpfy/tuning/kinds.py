@@ -72,15 +72,18 @@ class Kinds:
 
         Guarantees: its bill is that of one of the kinds.
         """
-        of = self.final if final else self.trial
-        if of is None:
+        if (self.final if final else self.trial) is None:
             return None
-        self.place(settings)
-        return of(settings)
+        made = _recipes(settings, self.trial, self.final)
+        self._of(made)
+        return made[-1] if final else made[0]
 
     def place(self, settings: Settings) -> int:
         """The kind of these settings."""
-        place = self._places.get(_bill(settings, self.trial, self.final))
+        return self._of(_recipes(settings, self.trial, self.final))
+
+    def _of(self, recipes: Sequence[Recipe]) -> int:
+        place = self._places.get(tuple(recipe.event(1.0) for recipe in recipes))
         if place is None:
             raise Unsupported(
                 "a combination of settings with a bill that nothing was reserved for",
@@ -94,8 +97,12 @@ class Kinds:
         return tuple(places.count(k) for k in range(len(self.recipes)))
 
 
+def _recipes(settings: Settings, *recipes: RecipeOf | None) -> tuple[Recipe, ...]:
+    return tuple(of(settings) for of in recipes if of is not None)
+
+
 def _bill(settings: Settings, *recipes: RecipeOf | None) -> Bill:
-    return tuple(of(settings).event(1.0) for of in recipes if of is not None)
+    return tuple(recipe.event(1.0) for recipe in _recipes(settings, *recipes))
 
 
 def _many(space: Space, names: Sequence[str]) -> int:

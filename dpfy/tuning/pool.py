@@ -14,7 +14,7 @@ from typing import Protocol
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.tuning.trial import Task, TrialFailed
+from dpfy.tuning.trial import Row, Task, TrialFailed
 
 MOST_WORKERS = 256
 LOOK = 0.5
@@ -22,17 +22,17 @@ LOOK = 0.5
 
 
 class Pool(Protocol):
-    """Makes trials; their scores, in whatever order they end."""
+    """Makes trials; their rows, in whatever order they end."""
 
-    def scores(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, float]]:
-        """Each task with its score."""
+    def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
+        """Each task with its row."""
 
 
 @dataclass(frozen=True)
 class Here:
     """One after the other, in this process."""
 
-    def scores(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, float]]:
+    def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
         """In their order."""
         for task in tasks:
             yield task, task()
@@ -50,11 +50,11 @@ class Processes:
     def __post_init__(self) -> None:
         check.integer("workers", self.workers, most=MOST_WORKERS)
 
-    def scores(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, float]]:
+    def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
         """As they end; no more are begun ahead than there are workers, but for one."""
         context = multiprocessing.get_context("spawn")
         executor = ProcessPoolExecutor(self.workers, context, _attend, (os.getpid(), _threads(self.workers)))
-        waiting, source, under_way = True, iter(tasks), dict[Future[float], Task]()
+        waiting, source, under_way = True, iter(tasks), dict[Future[Row], Task]()
         try:
             while waiting or under_way:
                 while waiting and len(under_way) <= self.workers:
@@ -71,7 +71,7 @@ class Processes:
             executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _result(future: Future[float]) -> float:
+def _result(future: Future[Row]) -> Row:
     try:
         return future.result()
     except BrokenProcessPool:

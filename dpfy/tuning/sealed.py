@@ -23,7 +23,7 @@ from dpfy.core.guarantee import Accountant, Guarantee
 from dpfy.core.ledger import Permit
 from dpfy.core.lock import locked
 from dpfy.core.random import Randomness
-from dpfy.core.storage import PRIVATE_MODE, create, write_atomically
+from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.plan.claim import Training
 from dpfy.plan.recipe import Plan
 from dpfy.report import card, figures
@@ -33,6 +33,7 @@ from dpfy.training.run import TRAINING, Run, RunFolder
 TOLD, LOCK = "told.json", "lock"
 ONE_TRIAL = "one trial of a search: what the whole search costs stands on its card"
 NAMES = (*Training.artefacts, TOLD)
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class SealedRun(RunFolder):
         self.fresh = not self.state.is_file()
         self._permit, self._reserved = permit, Reserved(Training(plan), randomness.fixed)
         if not (place / metrics.FILE).exists():
-            create(place / metrics.FILE, mode=PRIVATE_MODE)
+            os.close(os.open(place / metrics.FILE, NEW, PRIVATE_MODE))  # for its owner alone, before anybody appends to it
 
     @property
     def reserved(self) -> Reserved:

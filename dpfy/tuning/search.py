@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,13 +56,22 @@ class Search:
         """Make all trials that are not made yet. The number of the best one, the first of equals; None if there is none.
 
         Guarantees: which one that is does not depend on how many processes make them, in which order they end, or how often the search was
-        killed and resumed. When it returns, nothing is left of the others.
+        killed and resumed. When it returns, nothing is left of the others. A trial's row is on the disk before its folder is erased, which
+        is done while the next one runs: no more than one waits for it.
         """
         (self.secrets / FOLDER).mkdir(mode=0o700, exist_ok=True)
         handle = os.open(self.secrets / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_MODE)
+        erased = Future[None]()
+        erased.set_result(None)
         try:
-            for task, _ in self.pool.scores(self._left(tasks)):
-                tell(task, self._note(handle, task))
+            with ThreadPoolExecutor(1) as beside:
+                for task, row in self.pool.rows(self._left(tasks)):
+                    lost = self._note(handle, task.number, row)
+                    erased.result()
+                    if lost is not None:
+                        erased = beside.submit(erase_folder, self.place(lost), durable=False)
+                    tell(task, self.rows[task.number])
+                erased.result()
         finally:
             os.close(handle)
         return self.best
@@ -69,19 +79,16 @@ class Search:
     def _left(self, tasks: Iterable[Task]) -> Iterator[Task]:
         return (task for task in tasks if task.number not in self.rows)
 
-    def _note(self, handle: int, task: Task) -> Row:
-        """Write the score down, then forget the worse of this trial and the best so far."""
-        number = task.number
-        row = Row.read(self.place(number))
-        os.write(handle, (json.dumps({"trial": number} | row.to_json()) + "\n").encode())
+    def _note(self, handle: int, number: int, made: Row) -> int | None:
+        """Write the row down. Which trial is to be forgotten: the worse of this one and the best so far."""
+        line = json.dumps({"trial": number} | made.to_json())
+        os.write(handle, (line + "\n").encode())
         os.fsync(handle)
-        self.rows[number] = row
-        lost = number
+        self.rows[number] = Row.from_json(json.loads(line))  # as a search that is resumed reads it
+        lost: int | None = number
         if self.best is None or self._rank(number) < self._rank(self.best):
-            lost, self.best = self.best if self.best is not None else -1, number
-        if lost >= 0 and not self.keep:
-            erase_folder(self.place(lost))
-        return row
+            lost, self.best = self.best, number
+        return None if self.keep else lost
 
     def _rank(self, number: int) -> tuple[float, int]:
         """Higher scores first, then smaller numbers."""

@@ -23,7 +23,11 @@ NORMS = (0.01, 0.1, 1.0, 10.0, 100.0)
 SLIGHTLY = 0.02
 """The part of the utility that counts as slightly affected."""
 ALIKE = 0.01
-"""Optimizers whose utilities differ by no more than this part do similarly well."""
+"""Optimizers, and rates, whose utilities differ by no more than this part do similarly well."""
+NEARLY = 1.1
+"""So many times the least noise that a batch of all records has is nearly the least: beyond, larger batches gain hardly anything."""
+SMALLER = (1.0, 0.3, 0.1)
+"""Parts of a clip norm that are tried with noise."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,19 @@ def rate_sweep(
     return Advice({"learning_rate": rate, "clip_norm": norm}, (why,), tuple(found))
 
 
+def plain_rate(utility: Utility, settings: Mapping[str, Any], rates: Sequence[float]) -> Advice:
+    """The learning rate to look for a clip norm with: without privacy, the largest of those that do about as well as the best one.
+
+    Where gradients are clipped, steps are as long as rate times clip norm: the larger the rate, the smaller the clip norm that hardly
+    hurts, and of two that are in doubt the guide takes the smaller.
+    """
+    found = rate_sweep(utility, {**settings, "noise_multiplier": 0.0, "clip_norm": math.inf}, rates)
+    best = max(reached for _, reached in found.tried)
+    rate = max(each["learning_rate"] for each, reached in found.tried if reached >= best - ALIKE * abs(best))
+    why = f"learning rate {rate:g} without privacy, to look for a clip norm with: the largest that does about as well as the best one"
+    return Advice({"learning_rate": rate}, (why,), found.tried)
+
+
 @dataclass(frozen=True)
 class Limits:
     """What is feasible: the largest batch and the most epochs; and what training without privacy uses."""
@@ -139,10 +156,8 @@ def privacy_and_computation(
         "most_epochs": limits.most_epochs,
     }
     found = largest_feasible(records=records, **about)
-    plain = rate_sweep(utility, {**found.settings, "noise_multiplier": 0.0, "clip_norm": math.inf}, rates)
-    rate = plain.settings["learning_rate"]
-    found = found.then(Advice({}, (f"learning rate {rate:g} without privacy, to look for a clip norm with",), plain.tried))
-    found = found.then(clip_search(utility, {**found.settings, "learning_rate": rate}, norms))
+    found = found.then(plain_rate(utility, found.settings, rates))
+    found = found.then(clip_search(utility, found.settings, norms))
     size = {"batch_size": found.settings["batch_size"], "epochs": found.settings["epochs"]}
     found = found.then(noise_for(records=records, epsilon=epsilon, delta=delta, **size))
     norm = found.settings["clip_norm"]
@@ -193,45 +208,72 @@ def privacy_and_accuracy(
     steps: int,
     epsilon: float,
     delta: float,
-    wanted: float,
     noises: Sequence[float],
+    wanted: float | None = None,
     norms: Sequence[float] = NORMS,
+    rates: Sequence[float] | None = None,
 ) -> Advice:
     """Privacy and utility are given, the least computation is sought (the guide, p. 42): for large batches utility depends on the noise of
     the average alone, so it is measured with a small batch, and the batch that brings that noise at (epsilon, delta) is computed.
 
     `settings` are a small batch_size and a learning_rate that do well without privacy. `utility` is given steps, batch_size, learning_rate,
-    clip_norm and noise_multiplier.
+    clip_norm and noise_multiplier. Without `wanted` as much utility as there is to be had is: the noise is that of the curve's knee, up to
+    which utility is only slightly affected; where epsilon does not allow so little, the batch is the smallest that has nearly the least
+    noise it allows. With `rates`, clip norm and rate are searched last, with that noise: still with the small batch, so at little cost.
     """
     base = {**settings, "steps": steps}
     clipped = clip_search(utility, base, norms)
-    base = {**base, **clipped.settings}
+    base, small, norm = {**base, **clipped.settings}, base["batch_size"], clipped.settings["clip_norm"]
+    plain = next(reached for each, reached in clipped.tried if each["clip_norm"] == norm)
     curve = noise_curve(utility, base, noises)
-    tried = tuple(({**base, "noise_multiplier": s * base["batch_size"] / base["clip_norm"]}, u) for s, u in curve)
-    most = knee(curve, wanted)
-    if most is None:
-        best = max(reached for _, reached in curve)
-        raise Unsupported(
-            f"utility {wanted:g} with noise (the best that was reached is {best:.4g})", "ask for less, or train for more steps"
-        )
-    small = base["batch_size"]
-    why = f"noise {most:.4g} of the average gradient: the most with which utility {wanted:g} was reached, measured with batch {small:g}"
-    found = batch_for_noise(records=records, steps=steps, epsilon=epsilon, delta=delta, ratio=most / base["clip_norm"])
+    tried = tuple(({**base, "noise_multiplier": s * small / norm}, u) for s, u in curve)
+    least = norm * planning.noise(epsilon, 1.0, steps, delta) / records
+    most, why = _noise_of_average(curve, least, plain, wanted, small)
+    found = batch_for_noise(records=records, steps=steps, epsilon=epsilon, delta=delta, ratio=most / norm)
     if found is None:
         raise Unsupported(
             f"utility {wanted:g} at epsilon {epsilon:g}: not even a batch of all {records} records brings the noise down to {most:.4g}; it",
             "ask for less utility, more epsilon or fewer steps",
         )
     batch, sigma = found
-    reasons = (
-        *clipped.reasons,
-        why,
-        f"batch {batch} with noise multiplier {sigma:.4g}: the smallest that has this noise at epsilon {epsilon:g}, delta {delta:g}, "
-        f"{steps} steps",
-        "if computation allows, try slightly smaller learning rates too",
-    )
+    size = f"batch {batch} with noise multiplier {sigma:.4g}: the smallest that has this noise at epsilon {epsilon:g}, delta {delta:g}, "
     chosen = {**base, "batch_size": float(batch), "noise_multiplier": sigma}
-    return Advice(chosen, reasons, clipped.tried + tried)
+    advice = clipped.then(Advice(chosen, (why, f"{size}{steps} steps"), tried))
+    if rates is None:
+        return advice.then(Advice({}, ("if computation allows, try smaller clip norms and other learning rates too",)))
+    return advice.then(_refined(utility, chosen, small, rates))
+
+
+def _noise_of_average(
+    curve: Sequence[tuple[float, float]], least: float, plain: float, wanted: float | None, small: float
+) -> tuple[float, str]:
+    """The most noise of the average that is good enough, and why; `least` is what a batch of all records has."""
+    goal = plain * (1 - SLIGHTLY) if wanted is None else wanted
+    most = knee(curve, goal)
+    if most is None and wanted is not None:
+        best = max(reached for _, reached in curve)
+        raise Unsupported(
+            f"utility {wanted:g} with noise (the best that was reached is {best:.4g})", "ask for less, or train for more steps"
+        )
+    if wanted is None and (most is None or most < NEARLY * least):
+        at = "below all noise that was tried" if most is None else f"{most:.4g}"
+        noise = NEARLY * least
+        return (
+            noise,
+            f"noise {noise:.4g} of the average gradient: the knee ({at}) is out of reach, and this is nearly the least there is",
+        )
+    assert most is not None
+    what = f"utility {goal:.4g} was reached" if wanted is not None else f"utility is only slightly affected ({goal:.4g} or more)"
+    return most, f"noise {most:.4g} of the average gradient: the most with which {what}, measured with batch {small:g}"
+
+
+def _refined(utility: Utility, chosen: Mapping[str, Any], small: float, rates: Sequence[float]) -> Advice:
+    """Clip norm and rate with noise, which grows with the clip norm: smaller ones than the one found are tried, no larger ones."""
+    tuned = scaled(chosen, small / chosen["batch_size"]).settings
+    found = rate_sweep(utility, tuned, rates, [chosen["clip_norm"] * part for part in SMALLER])
+    return Advice(
+        found.settings, (f"{found.reasons[0]}, with batch {small:g} and the noise of the average that was found",), found.tried
+    )
 
 
 def scaled(settings: Mapping[str, Any], factor: float) -> Advice:

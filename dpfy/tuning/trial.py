@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dpfy.core import check, events, reading
+from dpfy.core import check, events
 from dpfy.core.book import rehearsal
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger, Permit
@@ -27,7 +29,7 @@ from dpfy.tuning.parts import Parts
 from dpfy.tuning.sealed import SealedRun, held, secret_of
 from dpfy.tuning.space import Settings
 
-SCORE, ASKED = "score.json", "settings.json"
+ASKED = "settings.json"
 WORST = -math.inf
 
 
@@ -168,10 +170,18 @@ class Source:
         """The right to do `event` as one of the runs of the search."""
         if self.ledger is None:
             return rehearsal(event, releases)
-        outer = next((p for p in Ledger.read(self.ledger).permits() if p.name == self.name), None)
+        held = os.stat(self.ledger)
+        found = _permits(self.ledger, (held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns))
+        outer = next((p for p in found if p.name == self.name), None)
         if outer is None:
             raise InvalidInput("search", self.name, "nothing was reserved for it")
         return outer.inner(event, number, releases)
+
+
+@functools.lru_cache(maxsize=4)
+def _permits(ledger: Path, version: tuple[int, ...]) -> tuple[Permit, ...]:
+    """What a ledger permits; read once for each `version` of its file."""
+    return tuple(Ledger.read(ledger).permits())
 
 
 @dataclass(frozen=True)
@@ -194,11 +204,6 @@ class Row:
         """What `to_json` wrote; lists of settings are tuples again."""
         score = WORST if data["score"] is None else float(data["score"])
         return cls(score, int(data["steps"]), int(data["kind"]), listed(data["settings"]), dict(data["notes"]))
-
-    @classmethod
-    def read(cls, place: Path) -> Row:
-        """That of a trial which is over."""
-        return cls.from_json(reading.parsed_json(SCORE, (place / SCORE).read_bytes()))
 
 
 def listed(settings: Mapping[str, Any]) -> Settings:
@@ -227,15 +232,13 @@ class Task:
     checkpoint_every: float = 30.0
     device: str = "cpu"
 
-    def __call__(self) -> float:
-        """Make the trial, or go on with it, or find that it is made. Its score; one that is not a number is the worst.
+    def __call__(self) -> Row:
+        """Make the trial, or go on with it, with no step more if it is trained already. Its row; a score that is not a number is the worst.
 
         Guarantees: made again after a crash it is the same trial, bit for bit, as far as the objective depends on nothing but its trial,
         the data and the generators of Python, NumPy and torch.
         """
         with held(self.place):
-            if (self.place / SCORE).is_file():
-                return Row.read(self.place).score
             trial, steps = Trial(self), None
             if self.recipe is not None:
                 trial.planned(self.recipe)
@@ -244,9 +247,7 @@ class Task:
                     score = self._made(trial)
                 except Pruned:
                     score, steps = WORST, min(trial.plan.recipe.steps, trial.run.steps_made())
-            row = Row(score, trial.plan.recipe.steps if steps is None else steps, trial.kind, trial.settings, trial.notes)
-            write_atomically(self.place / SCORE, json.dumps(row.to_json()).encode(), mode=PRIVATE_MODE)
-            return score
+            return Row(score, trial.plan.recipe.steps if steps is None else steps, trial.kind, trial.settings, trial.notes)
 
     @property
     def secret(self) -> Randomness:
@@ -300,10 +301,12 @@ def _seeded(secret: Randomness) -> Iterator[None]:
     seed = int.from_bytes(secret.key("generators", 0, 8), "little") >> 1
     kept, arrays = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    accelerated = bool(devices) or torch.accelerator.is_available()
     with torch.random.fork_rng(devices=devices):
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        # where there is nothing but a processor, torch.manual_seed would keep a call with its stack for each accelerator there is not
+        (torch.manual_seed if accelerated else torch.default_generator.manual_seed)(seed)
         try:
             yield
         finally:

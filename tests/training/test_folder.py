@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from dpfy.core import storage
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.runs.folder import erase_secrets
-from dpfy.runs.mark import Mark
+from dpfy.runs.mark import Mark, erase_folder
 from dpfy.training import metrics
 from dpfy.training.run import Run, RunFolder
 
@@ -161,6 +162,36 @@ def test_erasing_follows_no_link_and_spares_other_names(tmp_path):
     for name in ("soft", "hard", "folder", "pipe", "nothing"):
         storage.erase(tmp_path / name)
     assert contents(tmp_path) == {"victim": b"keep", "folder": "folder"}
+
+
+def test_a_folder_of_secrets_is_zeros_on_the_disk_before_anything_is_unlinked(tmp_path, monkeypatch):
+    secret, victim = tmp_path / "secret", tmp_path / "victim"
+    (secret / "inner").mkdir(parents=True)
+    victim.write_bytes(b"keep")
+    (secret / "soft").symlink_to(tmp_path)
+    os.link(victim, secret / "hard")
+    for name in ("a", "b", "inner/c"):
+        (secret / name).write_bytes(b"x" * 3000)
+    (secret / "empty").touch()
+    synced, unlink, sync = dict[int, bytes](), os.unlink, os.fdatasync
+
+    def noted(handle):
+        sync(handle)
+        synced[os.fstat(handle).st_ino] = Path(f"/proc/self/fd/{handle}").read_bytes()
+
+    def checked(path):
+        held = os.lstat(path)
+        if stat.S_ISREG(held.st_mode) and held.st_nlink == 1 and held.st_size:
+            assert synced[held.st_ino] == bytes(3000), "unlinked before its zeros were on the disk"
+        unlink(path)
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    monkeypatch.setattr(os, "unlink", checked)
+    erase_folder(secret)
+    monkeypatch.undo()
+    assert len(synced) == 3
+    assert contents(tmp_path) == {"victim": b"keep"}
+    erase_folder(secret)
 
 
 def test_a_write_replaces_a_link_and_leaves_nothing_behind_when_it_fails(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ import toy
 
 from dpfy.tuning.run import Work
 
-CALLS = ("fsync", "replace", "unlink", "mkdir", "rmdir", "write")
+CALLS = ("fsync", "fdatasync", "replace", "unlink", "mkdir", "rmdir", "write")
 """What is counted: everything durable goes through these."""
 
 
@@ -31,7 +31,7 @@ def search(path: str, options: dict[str, Any], death: int | None, tally: str | N
         def call(*arguments: Any, **more: Any) -> Any:
             if next(count) == death:
                 os._exit(137)
-            return None if name == "fsync" else real[name](*arguments, **more)  # no power fails here
+            return None if "sync" in name else real[name](*arguments, **more)  # no power fails here
 
         return call
 

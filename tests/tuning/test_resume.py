@@ -20,6 +20,8 @@ import dpfy
 from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.runs.folder import Place
+from dpfy.tuning import outcome
+from dpfy.tuning import search as searches
 from dpfy.tuning.run import Work, tune
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -168,6 +170,40 @@ def test_nothing_but_the_selected_trial_leaves_the_folder(tmp_path, capfd, caplo
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
         "ledger.jsonl", "ledger.jsonl.head", "model.safetensors", "privacy.json", "report.html", "report.md", "search.json",
     ]  # fmt: skip
+
+
+def test_a_trial_is_noted_on_the_disk_before_it_is_erased_and_all_are_erased_before_one_is_published(tmp_path, monkeypatch):
+    synced, erased, left = dict[int, int](), list[str](), list[list[str]]()
+    sync, erase, publish = os.fsync, searches.erase_folder, outcome.publish
+    log = tmp_path / "run" / "checkpoint" / "scores.jsonl"
+
+    def noted(handle):
+        sync(handle)
+        synced[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+
+    def checked(folder, **how):
+        on_disk = log.read_bytes()[: synced.get(log.stat().st_ino, 0)]
+        assert int(folder.name) in [json.loads(line)["trial"] for line in on_disk.splitlines()]
+        erased.append(folder.name)
+        erase(folder, **how)
+
+    def published(*arguments):
+        left.append(sorted(p.name for p in (tmp_path / "run" / "checkpoint" / "trials").iterdir()))
+        publish(*arguments)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(searches, "erase_folder", checked)
+    monkeypatch.setattr(outcome, "publish", published)
+    toy.search(tmp_path / "run", trials=6, route="composition")
+    assert len(left[0]) == 1
+    assert sorted([*erased, *left[0]]) == [f"{n:06d}" for n in range(6)]
+
+    def full(folder, **how):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(searches, "erase_folder", full)
+    with pytest.raises(OSError, match="No space"):
+        toy.search(tmp_path / "full", trials=3, route="composition")
 
 
 def test_processes_side_by_side_select_what_one_process_selects(tmp_path):

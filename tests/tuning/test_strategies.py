@@ -76,6 +76,55 @@ def test_privacy_and_accuracy_finds_the_smallest_batch_with_the_noise_at_the_kne
         )
 
 
+def test_the_rate_to_look_for_a_clip_norm_with_is_the_largest_of_those_that_do_alike():
+    flat = {0.1: 0.8, 0.3: 0.9, 1.0: 0.896, 3.0: 0.892, 10.0: 0.7}
+    found = strategies.plain_rate(lambda settings: flat[settings["learning_rate"]], {"batch_size": 100.0}, tuple(flat))
+    assert found.settings == {"learning_rate": 3.0}
+    assert all(each["clip_norm"] == math.inf and each["noise_multiplier"] == 0 for each, _ in found.tried)
+    losses = {rate: -reached for rate, reached in flat.items()}  # a utility may be below zero
+    found = strategies.plain_rate(lambda settings: losses[settings["learning_rate"]], {"batch_size": 100.0}, tuple(flat))
+    assert found.settings == {"learning_rate": 10.0}
+
+
+def test_without_a_wanted_utility_privacy_and_accuracy_takes_the_knee_or_what_is_nearly_the_least_noise():
+    settings, noises = {"batch_size": 50.0, "learning_rate": 0.5}, (0.1, 0.3, 0.5, 0.7, 1.0, 2.0)
+    asked = {"steps": 200, "epsilon": 2.0, "delta": 1e-6, "noises": noises}
+    found = strategies.privacy_and_accuracy(bowl, settings, records=100_000, **asked)
+    knee = max(s / 50 for s in noises if bowl({**settings, "clip_norm": 1.0, "noise_multiplier": s}) >= 0.98)
+    average = found.settings["noise_multiplier"] * found.settings["clip_norm"] / found.settings["batch_size"]
+    assert 0.98 * knee < average <= knee
+    assert "only slightly affected" in found.words()
+    found = strategies.privacy_and_accuracy(bowl, settings, records=2000, **asked)
+    batch, sigma = found.settings["batch_size"], found.settings["noise_multiplier"]
+    least = planning.noise(2.0, 1.0, 200, 1e-6) / 2000
+    assert least < sigma / batch <= 1.1 * least
+    assert batch < 1000
+    assert "out of reach" in found.words()
+    noise, why = strategies._noise_of_average([(0.1, 0.5), (0.2, 0.4)], 0.05, 1.0, None, 50.0)
+    assert noise == pytest.approx(0.055)
+    assert "below all noise that was tried" in why
+
+
+def test_privacy_and_accuracy_searches_clip_norm_and_rate_last_with_the_noise_it_found_and_the_small_batch():
+    asked = {"records": 2000, "steps": 200, "epsilon": 2.0, "delta": 1e-6, "noises": (0.1, 0.3), "norms": (1.0, 30.0)}
+
+    def shallow(settings):
+        """As `bowl`, where steps that are too short hurt less: without noise the larger clip norm seems to be needed."""
+        return bowl({**settings, "clip_norm": settings["clip_norm"] / 30})
+
+    found = strategies.privacy_and_accuracy(shallow, {"batch_size": 50.0, "learning_rate": 0.5}, rates=(0.5, 5.0), **asked)
+    last = found.tried[-6:]
+    ratio = found.settings["noise_multiplier"] / found.settings["batch_size"]
+    assert all(each["batch_size"] == 50.0 for each, _ in found.tried)
+    assert all(each["noise_multiplier"] / 50.0 == pytest.approx(ratio) for each, _ in last)
+    assert {(each["clip_norm"], each["learning_rate"]) for each, _ in last} == {
+        (c, r) for c in (30.0, 9.0, 3.0) for r in (0.5, 5.0)
+    }
+    best = max(last, key=lambda row: row[1])[0]
+    assert (found.settings["clip_norm"], found.settings["learning_rate"]) == (best["clip_norm"], best["learning_rate"])
+    assert found.settings["clip_norm"] * found.settings["learning_rate"] == 15.0
+
+
 @pytest.mark.slow
 def test_figure_one_read_backwards_agrees_with_it_forwards():
     curve = planning.batch_curve(10_000, 100, 1.0, 1e-5, [1000])

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import random
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import dpfy
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
+from dpfy.runs.folder import Place
 from dpfy.tuning.kinds import Kinds
+from dpfy.tuning.run import tune
 from dpfy.tuning.sealed import secret_of
-from dpfy.tuning.trial import Row, Source, Task, Trial, TrialFailed
+from dpfy.tuning.trial import Row, Source, Task, Trial, TrialFailed, _seeded
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy
@@ -41,6 +45,39 @@ def test_every_trial_has_a_secret_and_noise_of_its_own(tmp_path):
     assert len(keys) == 51
     assert task(tmp_path / "0")() != task(tmp_path / "1", 1)()
     assert task(tmp_path / "again")() == task(tmp_path / "0")()
+
+
+def test_generators_begin_alike_in_every_trial_and_go_on_as_they_were_after_it():
+    def drawn() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    def begun(number: int) -> list[float]:
+        with _seeded(secret_of(Randomness.for_tests(3), number)):
+            return drawn()
+
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    first = drawn()
+    assert begun(0) == begun(0)
+    assert not set(begun(0)) & set(begun(1))
+    after = drawn()
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    assert [drawn(), drawn()] == [first, after]
+
+
+def test_the_rights_of_trials_end_with_their_search(tmp_path):
+    def objective(trial):
+        found.append(trial.plan.event)
+        return toy.objective(trial)
+
+    found = []
+    made = tune(objective, toy.SPACE, toy.recipe, toy.terms(), Place(tmp_path / "run", seed=3))
+    source = Source(made.run / "ledger.jsonl", "tuning", Randomness.for_tests(3))
+    with pytest.raises(InvalidInput, match="permit"):
+        source.permit(found[0], 0, toy.STEPS)
 
 
 def test_a_score_on_private_records_has_noise_and_is_given_once(tmp_path):
