@@ -29,13 +29,13 @@ def build(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Mo
     """
     check.integer("classes", classes, least=2)
     sides = check.shape("features", features)
-    _fits(config, sides, classes)
+    require_fits(config, sides, classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return BUILDERS[config.name](config, sides, classes)
 
 
-def _fits(config: ModelConfig, features: tuple[int, ...], classes: int) -> None:
+def require_fits(config: ModelConfig, features: tuple[int, ...], classes: int) -> None:
     """Refuse a model that would not fit in memory, by counting its parameters where none is allocated."""
     if _at_most(config, features, classes) <= MOST_PARAMETERS:
         return

@@ -16,13 +16,14 @@ from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.data.records import Records
 from dpfy.data.split import split_fraction
+from dpfy.models import build
 from dpfy.models.config import ModelConfig
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.runs.folder import Place, finish_erasure
 from dpfy.runs.mark import HIDDEN, Mark, refuse_planted
 from dpfy.training import job
 from dpfy.tuning import config as configuration
-from dpfy.tuning import outcome
+from dpfy.tuning import outcome, pool
 from dpfy.tuning import run as search_run
 from dpfy.tuning.claim import SEARCH
 from dpfy.tuning.config import SearchConfig
@@ -132,8 +133,11 @@ def run(
 ) -> Tuned:
     """Search, and leave the selected run in the folder `out`; or go on with the search there.
 
-    Guarantees: those of :func:`dpfy.tuning.run.tune`; on public data, those of `dpfy train`.
+    Guarantees: those of :func:`dpfy.tuning.run.tune`; on public data, those of `dpfy train`. What would not fit in memory is refused before
+    anything is reserved.
     """
+    pool.require(config.tune.workers)
+    _require_models(config)
     if config.tune.chosen == PUBLIC_DATA:
         from dpfy.tuning import public
 
@@ -158,6 +162,17 @@ def run(
         engine=engine,
         work=work,
     )
+
+
+def _require_models(config: SearchConfig) -> None:
+    """Refuse models of the search that would not fit in memory, by their hidden layers alone where the shape of records is not public."""
+    from dpfy.training.load import READS
+
+    kind = config.job.data.kind
+    for settings in config.space.corners(("model.name", "model.hidden")):
+        model = config.with_settings(settings).model
+        if kind in READS or model.name in ("linear", "mlp"):
+            build.require_fits(model, *READS.get(kind, ((1,), 2)))
 
 
 def engine_of(config: SearchConfig) -> Engine:

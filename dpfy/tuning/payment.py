@@ -37,7 +37,7 @@ TRAINING, VALIDATION = "training records", "validation records"
 """The disjoint parts of the data where a score is of records held out."""
 SHARE = 0.1
 """The part of epsilon for scores, where those who pay for them pay for training too."""
-MOST_TRIALS, MOST_KINDS = 100_000, 64
+MOST_TRIALS, MOST_KINDS, MOST_STEPS = 100_000, 64, 10_000_000
 ROUGH = 1e-3
 """How closely the noise of each of several kinds is found before all of them get the same factor more."""
 
@@ -213,6 +213,7 @@ def _calibrated(
             f"settings that change the bill may be combined in at most {MOST_KINDS} ways",
         )
     for recipe in (*recipes, *finals):
+        check.integer("steps", recipe.steps, most=MOST_STEPS)
         if recipe.stopping is not None:
             raise Unsupported(
                 "trials that may end early at points of their own", "leave out training.stopping, or prune (route composition)"

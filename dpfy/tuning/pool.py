@@ -17,6 +17,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.tuning.trial import Row, Task, TrialFailed
 
 MOST_WORKERS = 256
+PROCESS = 1 << 28
+"""Bytes that a process takes, at the least, before its trial reads anything."""
 LOOK = 0.5
 """Seconds between two looks of a process at whether the one that started it is still there."""
 
@@ -48,7 +50,7 @@ class Processes:
     workers: int
 
     def __post_init__(self) -> None:
-        check.integer("workers", self.workers, most=MOST_WORKERS)
+        require(self.workers)
 
     def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
         """As they end; no more are begun ahead than there are workers, but for one."""
@@ -102,6 +104,16 @@ def _attend(parent: int, threads: int) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", threads)))
 
 
+def require(workers: int) -> int:
+    """Refuse more workers than may be, or than this machine has memory for."""
+    check.integer("workers", workers, most=MOST_WORKERS)
+    most = max(1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // PROCESS)
+    if workers > most:
+        rule = f"must be at most {most}: each is a process of its own, and this machine has memory for no more"
+        raise InvalidInput("workers", workers, rule)
+    return workers
+
+
 def of(workers: int) -> Pool:
     """The pool of so many workers."""
-    return Here() if check.integer("workers", workers, most=MOST_WORKERS) == 1 else Processes(workers)
+    return Here() if require(workers) == 1 else Processes(workers)

@@ -82,6 +82,9 @@ class Work:
     publish: Callable[[Settings, Plan], Mapping[str, bytes]] = lambda settings, plan: {}
     progress: Callable[[str, int | None], None] = field(default=lambda what, made: None)
 
+    def __post_init__(self) -> None:
+        pool.require(self.workers)
+
 
 def tune(
     objective: Callable[[Trial], float],

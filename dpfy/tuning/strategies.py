@@ -48,20 +48,32 @@ class Advice:
 
 
 def clip_search(
-    utility: Utility, settings: Mapping[str, Any], norms: Sequence[float] = NORMS, *, slightly: float = SLIGHTLY
+    utility: Utility,
+    settings: Mapping[str, Any],
+    norms: Sequence[float] = NORMS,
+    *,
+    slightly: float = SLIGHTLY,
+    halvings: int = 2,
 ) -> Advice:
     """ClipSearch: without noise, the smallest clip norm that affects utility only slightly.
 
-    `settings` are good ones for training without privacy. The reference is what they reach without clipping.
+    `settings` are good ones for training without privacy. The reference is what they reach without clipping. `norms` are far apart: the
+    gap between the one found and the next smaller one, which affects utility more, is halved so many times, on a logarithmic scale.
     """
     check.inside_unit("slightly", slightly)
     chosen = sorted({check.positive("norms", norm) for norm in norms})
     base = {**settings, "noise_multiplier": 0.0}
     plain = utility({**base, "clip_norm": math.inf})
     found = [({**base, "clip_norm": norm}, utility({**base, "clip_norm": norm})) for norm in chosen]
-    good = [row for row in found if row[1] >= plain * (1 - slightly)]
+    least = plain - slightly * abs(plain)
+    good = [row for row in found if row[1] >= least]
     best = good[0] if good else max(found, key=lambda row: row[1])
-    norm = best[0]["clip_norm"]
+    low = max((norm for norm in chosen if norm < best[0]["clip_norm"]), default=None)
+    for _ in range(halvings if good and low is not None else 0):
+        middle = {**base, "clip_norm": float(f"{math.sqrt(low * best[0]['clip_norm']):.2g}")}
+        found.append((middle, utility(middle)))
+        best, low = (found[-1], low) if found[-1][1] >= least else (best, middle["clip_norm"])
+    norm, chosen = best[0]["clip_norm"], sorted(row[0]["clip_norm"] for row in found)
     reached, tried = f"utility {best[1]:.4g} of {plain:.4g} without clipping", ", ".join(f"{n:g}" for n in chosen)
     why = (
         f"clip norm {norm:g}: without noise the smallest of {tried} that affects utility only slightly ({reached})"
@@ -224,7 +236,7 @@ def privacy_and_accuracy(
     base = {**settings, "steps": steps}
     clipped = clip_search(utility, base, norms)
     base, small, norm = {**base, **clipped.settings}, base["batch_size"], clipped.settings["clip_norm"]
-    plain = next(reached for each, reached in clipped.tried if each["clip_norm"] == norm)
+    plain = clipped.tried[0][1]  # without clipping: what clipping and noise take away together is to be slight
     curve = noise_curve(utility, base, noises)
     tried = tuple(({**base, "noise_multiplier": s * small / norm}, u) for s, u in curve)
     least = norm * planning.noise(epsilon, 1.0, steps, delta) / records

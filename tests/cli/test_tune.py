@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -54,6 +55,34 @@ def test_tune_then_verify_and_load(capsys, tmp_path):
     status, out, _ = call(capsys, "tune", "--resume", "--out", tmp_path / "run", "--json")
     assert status == 0
     assert json.loads(out) == told
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--model", "mlp", "--set", "model.hidden=[1000000000]", *OVER], "model.name"),
+        (["--model", "mlp", "--over", "model.hidden=[[32], [100000, 1000000]]"], "model.name"),
+        (["--over", "model.hidden=[[16], [32]]", "--over", "model.name=['mlp', 'linear']"], "model.hidden"),
+        (["--trials", "1e300", *OVER], "trials"),
+        (["--trials", "1e300", "--route", "composition", *OVER], "trials"),
+        (["--workers", "1000000000", *OVER], "tune.workers"),
+        (["--set", "training.steps=1000000000000000", *OVER], "training.steps"),
+        (["--over", "training.steps=[5, 1000000000000000]"], "training.steps"),
+        (["--over", "training.steps=[5, 1000000000000]"], "steps: got 1000000000000; must be"),
+    ],
+)
+def test_sizes_that_no_machine_has_are_refused_before_anything_is_reserved(capsys, tmp_path, more, named):
+    problem = refused(capsys, "tune", *FAST, *more, "--out", tmp_path / "run")
+    assert named in problem
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_workers_than_memory_holds_are_refused_before_anything_is_reserved(capsys, tmp_path, monkeypatch):
+    real = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: (1 << 30) // real("SC_PAGE_SIZE") if name == "SC_PHYS_PAGES" else real(name))
+    problem = refused(capsys, "tune", *FAST, *OVER, "--workers", "5", "--out", tmp_path / "run")
+    assert "workers: got 5; must be at most 4: each is a process of its own" in problem
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_file_holds_the_whole_search_and_a_person_is_told_what_it_cost(capsys, tmp_path):

@@ -25,6 +25,10 @@ def bowl(settings):
 def test_clip_search_takes_the_smallest_norm_that_hardly_hurts():
     found = strategies.clip_search(bowl, {"learning_rate": 0.5, "batch_size": 100}, (0.1, 0.5, 0.9, 1.0, 10.0))
     assert found.settings == {"clip_norm": 0.9}
+    assert [settings["clip_norm"] for settings, _ in found.tried[-2:]] == [0.67, 0.78]
+    finer = strategies.clip_search(bowl, {"learning_rate": 0.5, "batch_size": 100}, (0.3, 3.0, 10.0))
+    assert finer.settings == {"clip_norm": 0.95}
+    assert [settings["clip_norm"] for settings, _ in finer.tried[-2:]] == [0.95, 0.53]
     assert "only slightly" in found.words()
     assert all(settings["noise_multiplier"] == 0 for settings, _ in found.tried)
     assert strategies.clip_search(bowl, {"learning_rate": 0.5, "batch_size": 100}, (0.1, 0.2)).settings == {"clip_norm": 0.2}
