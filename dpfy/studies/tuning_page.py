@@ -44,7 +44,8 @@ def page(results: Results) -> Page:
         "images; what they chose, and all of the grid, is measured on the 10,000 test images, three runs each. The best of the grid is "
         "the best on the test images, which flatters it. Earlier forms were measured on test images too, and changed: the strategy for "
         "accuracy when it was asked for 95% of the accuracy without privacy (97.6% of the best of the grid), when it searched clip norm "
-        "and rate last (99.7%), and when it allowed a slight loss for clipping and another for noise (98.3%); ClipSearch before it halved the gap between norms (98.7%)",
+        "and rate last (99.7%), and when it allowed a slight loss for clipping and another for noise (98.3%); "
+        "ClipSearch before it halved the gap between norms (98.7%)",
     }
     return Page(sections, facts)
 
