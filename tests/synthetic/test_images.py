@@ -258,6 +258,7 @@ def test_a_sheet_is_a_png_that_holds_the_pictures():
         ((np.zeros((3, 6, 5), np.uint8), [0, 1]), "one label for each"),
         ((np.zeros((3, 3, 6, 5), np.uint8), [0, 1, 2]), "grey"),
         (np.zeros((3, 6, 5), np.uint8), "pictures, labels"),
+        ((np.full((3, 6, 5), 200.0), [0, 1, 2]), "from 0 to 1, or bytes"),
         ("no-such-file.npz", "no-such-file"),
     ],
 )
@@ -268,6 +269,7 @@ def test_bad_pictures_are_one_line(data, words):
 
 
 def test_pixels_are_clamped_to_their_public_range():
-    wild = np.array([[[0.5, -3.0, np.nan, np.inf, 1.0]] * 6])
-    assert (read((wild, np.array([0])), SMALL).pixels[0, 0] == [128, 0, 0, 255, 255]).all()
-    assert read((wild[:, None], np.array([0])), SMALL).pixels.shape == (1, 6, 5)
+    wild = np.zeros((9, 6, 5))
+    wild[0, 0] = [0.5, -3.0, np.nan, np.inf, 1.0]
+    assert (read((wild, np.arange(9) % 3), SMALL).pixels[0, 0] == [128, 0, 0, 255, 255]).all()
+    assert read((wild[:, None], np.arange(9) % 3), SMALL).pixels.shape == (9, 6, 5)

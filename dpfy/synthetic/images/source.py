@@ -19,6 +19,8 @@ from dpfy.synthetic.images.encoding import WHITE, Bytes
 from dpfy.synthetic.images.stages import Pictures, Whole
 
 NAMES = ("x", "y"), ("x_train", "y_train")
+ABOVE = 0.05
+"""Where more than this share of the pixels is above 1, they are bytes in disguise, and clamping them would leave white pictures."""
 MOST_PICTURES = 1 << 25
 """So many can be added without an error."""
 
@@ -91,6 +93,8 @@ def _pixels(held: np.ndarray, schema: ImageSchema, name: str) -> Bytes:
     if held.dtype.kind != "f":
         raise InvalidInput(name, f"pixels of {held.dtype}", "must be bytes (uint8), or numbers from 0 to 1")
     with np.errstate(invalid="ignore"):
+        if held.size and float((held > 1).mean()) > ABOVE:
+            raise InvalidInput(name, "many numbers above 1", "pixels must be numbers from 0 to 1, or bytes: .astype(numpy.uint8)")
         return np.rint(np.clip(np.nan_to_num(held), 0, 1) * WHITE).astype(np.uint8)
 
 
