@@ -35,11 +35,14 @@ class Setting:
         return ev.Repeated(self.make(self.noise), self.steps)
 
     def costlier(self) -> tuple[ev.Event, float]:
-        """The neighbour that must not cost less: more steps, less delta or less noise."""
+        """The neighbour that must not cost less: more steps, less delta or less noise.
+
+        Less discrete Gaussian noise can cost less, in truth (`test_less_discrete_gaussian_noise_can_cost_less`): less delta then.
+        """
         noise, steps, delta = self.noise, self.steps, self.delta
         if self.axis == "steps":
             steps = min(10**6, math.ceil(steps * self.factor))
-        elif self.axis == "delta":
+        elif self.axis == "delta" or "discrete gaussian" in self.kind:
             delta /= self.factor
         else:
             noise /= self.factor
