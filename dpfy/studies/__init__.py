@@ -20,6 +20,7 @@ STUDIES: dict[str, str] = {
     "labels": "dpfy.studies.labels",
     "metric-text": "dpfy.studies.metric_text",
     "synthetic": "dpfy.studies.synthetic",
+    "synthetic-images": "dpfy.studies.synthetic_images",
     "prediction": "dpfy.studies.prediction",
     "tuning": "dpfy.studies.tuning",
 }

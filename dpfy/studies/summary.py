@@ -45,6 +45,7 @@ SHOWN = {
     ),
     "tuning": ("searches", "scaling", "grid", "strategies"),
     "synthetic": ("errors", "learners"),
+    "synthetic-images": ("accuracy",),
 }
 """Which tables of each stored study are shown, in which order, by the name of its folder."""
 VARIANTS = {"building-blocks-5000": ("building-blocks", Options(data_dir="mnist"))}

@@ -133,6 +133,7 @@ def test_pages_of_stored_cells(folder: str, tmp_path: Path) -> None:
         "metric-text": 2,
         "federated": 1,
         "synthetic": 0,
+        "synthetic-images": 0,
         "prediction": 1,
         "labels": 2,
         "classical": 2,
