@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 DIMENSIONS, CLUSTERS, EPSILONS, DELTA = (2, 3, 5, 10), 5, (0.1, 0.5, 1.0), 1e-6
 TITLES = {
     "images": "Clusters: principal components of MNIST",
+    "stretched": "Clusters: principal components of MNIST, each stretched to its own range",
     "overlapping": "Clusters: made up, overlapping",
     "far-apart": "Clusters: made up, far apart",
 }
@@ -39,23 +40,23 @@ def made_up(kind: str, dimensions: int, records: int, seed: int) -> Floats:
 
 
 @functools.lru_cache(maxsize=1)
-def components(data_dir: str | None) -> Floats:
-    """Images in the ten first components of others, over the largest coordinate of those: one range, so that distances stay."""
+def components(data_dir: str | None) -> tuple[Floats, Floats]:
+    """Images in the ten first components of others, and the largest coordinate of those in each."""
     from sklearn.decomposition import PCA
 
     images = load(DataConfig(kind="mnist"), data_dir=data_dir).train.tensors[0].numpy()
     rows = images.reshape(len(images), -1)
     found = PCA(max(DIMENSIONS), svd_solver="randomized", random_state=0).fit(rows[:PUBLIC])
-    widest = np.abs(found.transform(rows[:PUBLIC])).max()
-    return np.asarray(np.clip(found.transform(rows[PUBLIC:]) / widest, -1, 1), np.float64)
+    return np.asarray(found.transform(rows[PUBLIC:]), np.float64), np.abs(found.transform(rows[:PUBLIC])).max(axis=0)
 
 
 def points(kind: str, dimensions: int, records: int, seed: int, data_dir: str | None) -> Floats:
-    """The points of a seed, within [-1, 1]."""
-    if kind != "images":
+    """The points of a seed, within [-1, 1]. Images have one range, so that distances stay; stretched ones have one for each component."""
+    if kind in SPREAD:
         return made_up(kind, dimensions, records, seed)
-    every = components(data_dir)
-    return every[np.random.default_rng(seed).choice(len(every), records, replace=False), :dimensions]
+    every, widest = components(data_dir)
+    kept = every[np.random.default_rng(seed).choice(len(every), records, replace=False), :dimensions]
+    return np.clip(kept / (widest[:dimensions] if kind == "stretched" else widest.max()), -1, 1)
 
 
 def costs(kind: str, dimensions: int, epsilon: float, records: int, seeds: int, data_dir: str | None = None) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def sections(results: Results) -> list[Section]:
         f"standard deviation over {settings['seeds']} sets of points. A grid has few cells a side in many dimensions (Su et al. 2016). "
         "DP-Lloyd stands or falls with its seeds, which are public: where clusters lie far apart, rounds do not move a centre from one "
         "to another, and the last method shows what is lost by seeds and rounds alone. Hybrid and coreset begin with a summary of the "
-        "records and go on with rounds. Components of MNIST are those of 10,000 other images, on one range."
+        "records and go on with rounds. Components of MNIST are those of 10,000 other images."
     )
     return [Section("Clusters: rounds, grids and both", words, tables)]
 

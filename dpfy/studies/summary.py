@@ -40,6 +40,7 @@ SHOWN = {
         "trees-all",
         "trees-few",
         "clusters-images",
+        "clusters-stretched",
         "clusters-overlapping",
         "clusters-far-apart",
     ),

@@ -64,7 +64,7 @@ def test_a_grid_beats_rounds_on_made_up_clusters_in_few_dimensions():
 
 def test_both_together_are_never_the_worse_of_the_two():
     cells = KEPT.starting("clusters-")
-    assert len(cells) == 36
+    assert len(cells) == 48
     for cell in cells:
         held = {name: mean(values) for name, values in cell.result.items()}
         assert held["hybrid"] < max(held["lloyd"], held["synopsis"]), cell.name
