@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -244,7 +245,12 @@ def _called(operation: Operation, args: Any, kwargs: Any) -> Any:
 
 def behind_attention(operation: Operation) -> bool:
     """Whether this is the backward pass of one of torch's kernels for attention."""
-    return str(operation.call).partition(".default")[0].endswith("attention_backward")
+    return _behind_attention(operation.call)
+
+
+@cache
+def _behind_attention(call: Callable[..., Any]) -> bool:
+    return str(call).partition(".default")[0].endswith("attention_backward")
 
 
 def _storage_of(t: Tensor) -> torch.UntypedStorage:
