@@ -43,18 +43,17 @@ from dpfy.gradients.tracing.mixing import (
 from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Program, Unrecordable
 from dpfy.sampling.sampler import physical
 
-PARTS, FEW_PARTS = 4, 2
+PARTS, FEW_PARTS = 4, 1
 """Into how many parts of equal length a run is cut, and one of short steps; in each of them one step is checked."""
 
 SHORT = 1 << 23
 """Steps of fewer expected rows times trained parameters are short: four checks in 1,000 of them would cost more than 1%."""
 
-ROWS, SHORT_ROWS = 16, 64
-"""A checked step begins with a physical batch of this many records: enough to show mixing, and cheap. Of short steps the second: a
-second physical batch would cost more there than checks of more rows."""
+ROWS = 16
+"""A checked step begins with a physical batch of this many records: enough to show mixing, and cheap."""
 
 MEMORY = 4
-"""A check holds a few times the tensors of a step: of long steps it has at most one part in so many of a full physical batch."""
+"""A check holds a few times the tensors of a step: it has at most one part in so many of a full physical batch."""
 
 FAR = 16.0
 """How far from the data records may lie that replace others in a thorough check."""
@@ -156,8 +155,7 @@ class Watch:
         """
         if step not in self._due or row_multiple >= most > 1:
             return list(physical(indices, most, row_multiple=row_multiple))
-        few = min(ROWS, max(2, most // MEMORY)) if self._parts == PARTS else SHORT_ROWS
-        few = row_multiple * -(-few // row_multiple)
+        few = row_multiple * -(-min(ROWS, max(2, most // MEMORY)) // row_multiple)
         first = max(2, min(few if len(indices) > 2 * few else len(indices), most))
         least = max(2, row_multiple) if len(indices[:first]) == 1 else row_multiple
         return [
@@ -373,7 +371,7 @@ class Watch:
             content = json.loads(self.file.read_bytes())
             self._expected, refusal = content["fingerprint"], content["refusal"]
             self._parts = content.get("parts", PARTS)  # runs of before there were fewer for short steps
-            if type(self._parts) is not int or self._parts not in (PARTS, FEW_PARTS):
+            if type(self._parts) is not int or not 1 <= self._parts <= PARTS:
                 raise ValueError("parts")
             self.checks = Checks(**content["checks"])
             counts = (self.checks.recorded, self.checks.replayed, self.checks.through_model)
