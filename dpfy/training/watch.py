@@ -46,6 +46,9 @@ from dpfy.sampling.sampler import physical
 PARTS, FEW_PARTS = 4, 1
 """Into how many parts of equal length a run is cut, and one of short steps; in each of them one step is checked."""
 
+PARTS_BEFORE = (2,)
+"""What runs of short steps were cut into by versions before."""
+
 SHORT = 1 << 23
 """Steps of fewer expected rows times trained parameters are short: four checks in 1,000 of them would cost more than 1%."""
 
@@ -371,7 +374,7 @@ class Watch:
             content = json.loads(self.file.read_bytes())
             self._expected, refusal = content["fingerprint"], content["refusal"]
             self._parts = content.get("parts", PARTS)  # runs of before there were fewer for short steps
-            if type(self._parts) is not int or not 1 <= self._parts <= PARTS:
+            if type(self._parts) is not int or self._parts not in (PARTS, FEW_PARTS, *PARTS_BEFORE):
                 raise ValueError("parts")
             self.checks = Checks(**content["checks"])
             counts = (self.checks.recorded, self.checks.replayed, self.checks.through_model)

@@ -163,7 +163,7 @@ def test_a_resumed_run_is_checked_where_it_was_to_be_checked_when_it_began(tmp_p
     kept = tmp_path / "run" / "checkpoint" / "watch.json"
     content = json.loads(kept.read_bytes())
     assert content["parts"] == FEW_PARTS
-    for parts in (FEW_PARTS, PARTS):
+    for parts in (FEW_PARTS, 2, PARTS):
         kept.write_text(json.dumps(content | {"parts": parts}))
         found = opened(tmp_path, net(), resume=True)
         assert len(found._due) == 1 + parts
