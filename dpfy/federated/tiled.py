@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -162,7 +162,7 @@ class Convolution:
         return whole[:, :, above : above + height, beside : beside + width]
 
 
-@lru_cache(maxsize=64)
+@cache  # a CUDA graph reads it where it lies: it stays
 def _moves(stage: Convolution, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Takes the numbers of a kernel to their places in a piece, for each position of a tile: [kernel, positions * piece]."""
     (high, wide), (down, across) = stage.kernel, stage.stride
