@@ -42,6 +42,20 @@ def published(bench: Bench, bug: Bug) -> str | None:
     return None if one == other else "the card says something that depends on the votes and was not made private"
 
 
+def smooth_bill(bench: Bench, bug: Bug) -> str | None:
+    """What gets noise in the bill of the votes at hand is moved by one voter by at most what the noise is made for."""
+    moved, made_for = bench.bill_moved(bug)
+    return (
+        None if moved <= made_for else f"one voter moves the bill of votes by {moved:.3g}, its noise is made for {made_for:.3g}"
+    )
+
+
+def stated_bill(bench: Bench, bug: Bug) -> str | None:
+    """What is stated about the votes at hand is not below the truth (the chance that it is, one in a million, does not show)."""
+    stated, below = bench.bills_stated(bug)
+    return None if not below else f"{below} of {stated} bills of votes were stated below the truth"
+
+
 def student(bench: Bench, bug: Bug) -> str | None:
     """A student is the same whatever the private records are, where its teachers answer alike."""
     one, other, alike = bench.students(bug)
@@ -56,5 +70,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "checks paid": checks_paid,
     "asked again": asked_again,
     "published epsilon": published,
+    "smooth bill": smooth_bill,
+    "stated bill": stated_bill,
     "student": student,
 }

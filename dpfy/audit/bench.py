@@ -180,6 +180,12 @@ class Bench(Protocol):
     def asked_again(self, bug: Bug) -> tuple[int, int]:
         """How many different answers one question had that was asked many times, and how many were paid for."""
 
+    def bill_moved(self, bug: Bug) -> tuple[float, float]:
+        """By how much one voter moves at most what the bill of votes gets its noise for, and for what the noise is made."""
+
+    def bills_stated(self, bug: Bug) -> tuple[int, int]:
+        """How many bills of votes were stated, and how many of them were below the truth."""
+
     def cards_of_answers(self, bug: Bug) -> tuple[str, str]:
         """What the cards of two services on other data say before any answer."""
 

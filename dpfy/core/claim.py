@@ -189,6 +189,7 @@ class Claim:
 HOMES = {
     "answers": "dpfy.prediction.claim",
     "student": "dpfy.prediction.claim",
+    "vote-bill": "dpfy.prediction.vote_bill",
     "training": "dpfy.plan.claim",
     "evaluation": "dpfy.plan.claim",
     "moments": "dpfy.models.moments",

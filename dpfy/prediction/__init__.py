@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
     from dpfy.prediction.pate import Graduate, GraphTeachers, claimed, graduate, train_student
     from dpfy.prediction.student import Lesson, SemiSupervised
+    from dpfy.prediction.vote_bill import VoteBill, sanitised
 
 # Names are found when first used: the claim, which verification reads, must not pay for torch.
 _HOME = dict.fromkeys(("NetworkTraining", "NetworkVoters", "teach_networks"), "dpfy.prediction.networks")
 _HOME |= dict.fromkeys(("Graduate", "GraphTeachers", "claimed", "graduate", "train_student"), "dpfy.prediction.pate")
 _HOME |= dict.fromkeys(("Lesson", "SemiSupervised"), "dpfy.prediction.student")
+_HOME |= dict.fromkeys(("VoteBill", "sanitised"), "dpfy.prediction.vote_bill")
 
 __all__ = [
     "Answer",
@@ -38,11 +40,13 @@ __all__ = [
     "SemiSupervised",
     "StableScores",
     "StudentAnswers",
+    "VoteBill",
     "claimed",
     "class_means",
     "graduate",
     "plan",
     "ridge",
+    "sanitised",
     "shards",
     "teach",
     "teach_networks",

@@ -1,9 +1,9 @@
 """What the answers to fixed questions told about *these* votes. Such an epsilon is computed from private data and is private itself.
 
 A bound for the votes at hand can be far below the one that holds for all votes, since most questions are not close. But who knows the
-number knows something about the data. It may be published only after it was made private by a release of its own, which is billed
-(Papernot et al. 2018 do it by smooth sensitivity for *their* bound; for the exact divergence no smooth bound is proved here, so it never
-leaves). So what these functions return can be compared in memory, and neither printed, formatted, stored nor sent.
+number knows something about the data. It may be published only after it was made private by a release of its own, which is billed: that
+of a smooth bound on the exact divergence is `dpfy.prediction.vote_bill`. The numbers here are not smooth, and never leave. So what these
+functions return can be compared in memory, and neither printed, formatted, stored nor sent.
 
 `published` is the analysis of Papernot et al. 2018 (Theorem 6, Proposition 7), with their orders and their conversion, for comparison.
 `exact` is the divergence itself: the arg-max of noisy votes, with the check before it as one release, against every histogram with one
@@ -32,7 +32,9 @@ EXACT_ORDERS = np.array(
 LOW, HIGH = 8.0, 9.0
 """How far below and above the largest count the winning one may lie, in sigmas."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
-WAY_OUT = "state the bound that holds for all votes: accounting.epsilon of the claim's event"
+WAY_OUT = (
+    "state what holds for all votes (accounting.epsilon of the claim's event), or release a bill (dpfy.prediction.sanitised)"
+)
 
 
 class DataDependent:

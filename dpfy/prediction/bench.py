@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Callable
@@ -12,11 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction.claim import Answers
+from dpfy.prediction.margins import Questions
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.teaching import teach
+from dpfy.prediction.vote_bill import VoteBill, noised
 from dpfy.prediction.voters import LinearVoters
 from dpfy.runs.folder import Place
 from dpfy.runs.mark import SPENT
@@ -38,7 +42,7 @@ def as_it_is(part: Any) -> Any:
 @dataclass(frozen=True)
 class Parts:
     """What a mistake may replace. `teach` makes voters; `student` is given what a student learns by, and private records, which it must not
-    use; the others are given the real part of an open predictor."""
+    use; `smooth` and `stated` bound the bill of votes and publish it; the others are given the real part of an open predictor."""
 
     teach: Callable[..., LinearVoters] = teach
     rule: Callable[[Any], Any] = as_it_is
@@ -46,6 +50,8 @@ class Parts:
     cache: Callable[[Any], Any] = as_it_is
     finish: Callable[[PrivatePredictor], Path] = PrivatePredictor.finish
     student: Callable[[Any, Any], Any] = lambda learner, private: learner
+    smooth: Callable[..., Any] = Questions.smooth
+    stated: Callable[..., dict[str, float]] = VoteBill.stated
 
 
 Change = Callable[[Parts], Parts]
@@ -150,6 +156,26 @@ def students(change: Change) -> tuple[bytes, bytes, bool]:
             made.append((found.run / pate.STUDENT_MODEL).read_bytes())
             answers.append(found.answers)
     return made[0], made[1], answers[0] == answers[1]
+
+
+def bill_moved(change: Change) -> tuple[float, float]:
+    """By how much one voter moves at most what the bill of votes gets its noise for, and for what the noise is made."""
+    asked, parts = Questions(3.0, 4.0, VOTERS, 2), change(Parts())
+    found = [parts.smooth(asked, [(VOTERS - n, n)] * QUESTIONS, 0.1) for n in range(VOTERS + 1)]
+    return max(abs(a.value - b.value) for a, b in itertools.pairwise(found)), min(part.bound.l2 for part in found)
+
+
+def bills_stated(change: Change) -> tuple[int, int]:
+    """How many bills of votes were stated, and how many of them were below the truth."""
+    parts = change(Parts())
+    claim = VoteBill.of(Answers("gaussian", 2, VOTERS, QUESTIONS, QUESTIONS, sigma=8.0, delta=1e-5), order=3.0)
+    votes = [(VOTERS // 2, VOTERS // 2)] * QUESTIONS
+    found, true = claim.questions.smooth(votes, claim.beta), claim.questions.renyi(votes)
+    below = 0
+    for seed in range(AGAIN):
+        released = noised(claim, found, rehearsal(claim.event, 1), Randomness.for_tests(seed))
+        below += not true <= parts.stated(claim, *released)["renyi"]
+    return AGAIN, below
 
 
 def cards(change: Change) -> tuple[str, str]:

@@ -246,6 +246,14 @@ class TrainingBench:
         """Of one question."""
         return answers.asked_again(bug.prediction)
 
+    def bill_moved(self, bug: Any) -> tuple[float, float]:
+        """Of the votes at hand."""
+        return answers.bill_moved(bug.prediction)
+
+    def bills_stated(self, bug: Any) -> tuple[int, int]:
+        """Of the votes at hand."""
+        return answers.bills_stated(bug.prediction)
+
     def cards_of_answers(self, bug: Any) -> tuple[str, str]:
         """Of two services."""
         return answers.cards(bug.prediction)

@@ -116,7 +116,51 @@ class WithPrivate(PartInstead):
         return self.real.learn(replace(lesson, inputs=inputs, coordinates=np.tile(lesson.coordinates, (2, 1))[: len(inputs)]))
 
 
+def of_these_votes(parts: Any) -> Any:
+    """The bound of the votes at hand gets the noise that is made for its smooth form."""
+
+    def smooth(asked: Any, votes: Any, beta: float) -> Any:
+        plain = float(np.log(asked._total(*asked.places(votes), 0)))
+        return replace(parts.smooth(asked, votes, beta), value=plain)
+
+    return replace(parts, smooth=smooth)
+
+
+def half_as_far(parts: Any) -> Any:
+    """Two voters are taken to do what one can."""
+
+    def smooth(asked: Any, votes: Any, beta: float) -> Any:
+        places = asked.places(votes)
+        reached = [np.log(asked._total(*places, moved // 2)) - beta * moved for moved in range(asked.voters + 1)]
+        return replace(parts.smooth(asked, votes, beta), value=float(max(reached)))
+
+    return replace(parts, smooth=smooth)
+
+
+def without_slack(parts: Any) -> Any:
+    """What came out of the noise is stated as it is."""
+    return replace(parts, stated=lambda claim, released, slack: parts.stated(claim, released, 0.0))
+
+
 BUGS = (
+    Bug(
+        "bill-not-smooth",
+        "an epsilon of the votes at hand gets noise for less than a voter can move it",
+        "smooth bill",
+        prediction=of_these_votes,
+    ),
+    Bug(
+        "bill-half-the-distance",
+        "the smooth bound of votes looks half as far as voters reach",
+        "smooth bill",
+        prediction=half_as_far,
+    ),
+    Bug(
+        "bill-noise-not-covered",
+        "the bill of votes is stated without room for its noise",
+        "stated bill",
+        prediction=without_slack,
+    ),
     Bug(
         "student-private-inputs",
         "the student learns from private records without saying so",
