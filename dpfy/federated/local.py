@@ -7,7 +7,8 @@ The clients' weights are stacked, and one pass of the model serves all of them; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +25,7 @@ from dpfy.core.random import Randomness
 from dpfy.data.users import UserRecords
 from dpfy.federated.folded import chain, folded
 from dpfy.federated.recorded import RecordedSteps
-from dpfy.federated.tiled import stages, tiled
+from dpfy.federated.tiled import NewMemory, SameMemory, stages, tiled
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.engine import trainable
 from dpfy.training.objective import Objective
@@ -34,6 +35,8 @@ FEDAVG, FEDSGD = METHODS = ("fedavg", "fedsgd")
 BATCHED, LOOP = WAYS = ("batched", "loop")
 CPU_CLIENTS = 25
 """Clients computed at once on a CPU: more of them leave its caches."""
+WORKERS = 8
+"""Threads that compute clients side by side on a CPU: more of them would wait for each other's turn in Python."""
 GPU_ELEMENTS = 1 << 31
 """Numbers of the clients' weights at once on a GPU."""
 
@@ -99,41 +102,56 @@ class LocalUpdates:
 
         self._one = one
         self._all: Callable[..., Tensor] = vmap(one, randomness="different")
-        chained = one_pass(model, fields[0].dim() - 2)
         self._recorded: RecordedSteps | None = None
+        self._memory, self._workers = NewMemory(), 1
+        known = aim.whole is None and isinstance(aim.loss, str)  # a function of the caller's may do what only Python repeats
+        fast = known and local.way == BATCHED
+        memory = SameMemory() if fast and real.device.type == "cpu" else self._memory
+        chained = one_pass(model, fields[0].dim() - 2, memory)
         if chained is not None and len(fields) == 2 and set(trainable(model)) == set(frozen):
-            self._all = partial(_through, chained, aim)
-            known = aim.whole is None and isinstance(aim.loss, str)  # a caller's function may do what a graph does not repeat
-            if known and local.way == BATCHED and real.is_cuda and graphs.problem(real.device) is None:
+            self._all, self._memory = partial(_through, chained, aim), memory
+            if fast and real.device.type == "cpu":
+                self._workers = WORKERS
+            elif fast and real.is_cuda and graphs.problem(real.device) is None:
                 self._recorded = RecordedSteps(self._step)
 
     def __call__(self, step: int, clients: NDArray[np.int64]) -> dict[str, Tensor]:
         """The updates of these clients in round `step`, stacked: tensors of shape [clients, *parameter]."""
         sent = {name: p.detach() for name, p in trainable(self._model).items()}
-        parts = [self._updates(sent, step, some) for some in self._parts(clients, sum(p.numel() for p in sent.values()))]
-        if not parts:
-            return {name: p.new_zeros(0, *p.shape) for name, p in sent.items()}
-        return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in sent}
+        updates = {name: p.new_zeros(len(clients), *p.shape) for name, p in sent.items()}
 
-    def _parts(self, clients: NDArray[np.int64], numbers: int) -> Iterator[NDArray[np.int64]]:
-        most = self._local.at_once or (CPU_CLIENTS if self._device.type == "cpu" else max(1, GPU_ELEMENTS // numbers))
-        return (clients[start : start + most] for start in range(0, len(clients), most))
+        def fill(part: slice) -> None:
+            self._fill({name: rows[part] for name, rows in updates.items()}, sent, step, clients[part])
 
-    def _updates(self, sent: dict[str, Tensor], step: int, clients: NDArray[np.int64]) -> dict[str, Tensor]:
-        """Of as many clients as are computed at once. The update itself is kept, not the weights: one step loses no digit."""
+        workers = min(torch.get_num_threads(), self._workers)
+        most = self._at_once(len(clients), workers, sum(p.numel() for p in sent.values()))
+        side_by_side(fill, [slice(start, start + most) for start in range(0, len(clients), most)], workers)
+        return updates
+
+    def _at_once(self, clients: int, workers: int, numbers: int) -> int:
+        """How many of so many clients are computed together, with so many numbers each."""
+        most = CPU_CLIENTS if self._device.type == "cpu" else max(1, GPU_ELEMENTS // numbers)
+        return self._local.at_once or max(1, min(most, -(-clients // workers)))
+
+    def _fill(self, updates: dict[str, Tensor], sent: dict[str, Tensor], step: int, clients: NDArray[np.int64]) -> None:
+        """Write the updates of as many clients as are computed at once, into zeros. The update itself is kept, not the weights: one step
+        loses no digit."""
         places, counts = self._minibatches(step, clients)
         who = torch.from_numpy(clients).to(self._device)
         if self._recorded is not None:
-            return self._recorded(sent, who, places, counts)
-        updates = {name: p.new_zeros(len(clients), *p.shape) for name, p in sent.items()}
+            self._recorded(sent, updates, who, places, counts)
+            return
         for k in range(self._local.steps):
             self._step(sent, updates, who, places[:, k], counts[:, k])
-        return updates
 
     def _step(self, sent: dict[str, Tensor], updates: dict[str, Tensor], who: Tensor, places: Tensor, counts: Tensor) -> None:
         """One local step of these clients, from the updates they have come to."""
-        moves = self._local.method == FEDAVG
-        at = {n: (p - updates[n] if moves else p.expand_as(updates[n])).detach() for n, p in sent.items()}
+        memory = self._memory
+        memory.begin()
+        if self._local.method == FEDAVG:
+            at = {n: torch.sub(p, updates[n], out=memory.empty(p, *updates[n].shape)).detach() for n, p in sent.items()}
+        else:
+            at = {n: p.expand_as(updates[n]).detach() for n, p in sent.items()}
         batch = tuple(field[who[:, None], places] for field in self._fields)
         for name, gradient in self._gradients(at, batch, counts).items():
             updates[name].add_(gradient, alpha=self._local.learning_rate)
@@ -174,19 +192,37 @@ class LocalUpdates:
         return torch.from_numpy(taken).to(self._device), torch.from_numpy(counts.copy()).to(self._device)
 
 
+def side_by_side(work: Callable[[slice], None], parts: Sequence[slice], workers: int) -> None:
+    """Do the parts of some work by so many threads, which share the processors that torch may use."""
+    threads, workers = torch.get_num_threads(), min(workers, len(parts))
+    if workers < 2:
+        for part in parts:
+            work(part)
+        return
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(max(1, threads // workers),))
+    try:
+        for _ in pool.map(work, parts):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # a thread's own number is also that of threads to come
+
+
 OnePass = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """From stacked weights and rows [clients, rows, ...] to what each client's model makes of its own rows."""
 
 
-def one_pass(model: nn.Module, dimensions: int) -> OnePass | None:
+def one_pass(model: nn.Module, dimensions: int, memory: NewMemory | None = None) -> OnePass | None:
     """One pass for many clients, if `model` is a chain of plain layers for records of so many `dimensions`; else None.
+
+    `memory` is where it computes, if it can be told.
 
     Guarantees: it computes what the model does with the weights of each client.
     """
     if not (layers := chain(model, dimensions)):
         return None
     made = stages(layers)
-    return partial(folded, layers) if made is None else partial(tiled, made)
+    return partial(folded, layers) if made is None else partial(tiled, made, memory=memory)
 
 
 def _through(

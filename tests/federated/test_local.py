@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from dpfy.data.users import UserRecords
 from dpfy.federated import CLIENT, LocalTraining, LocalUpdates
 from dpfy.federated import fit as federated_fit
 from dpfy.federated.folded import chain
+from dpfy.federated.local import side_by_side
 from dpfy.federated.tiled import stages
 from dpfy.gradients.clip import QuantileClip
 from dpfy.training.objective import Objective
@@ -80,6 +82,55 @@ def test_many_clients_at_once_are_each_by_itself(local, model):
         for name, rows in slow.items():
             assert rows.shape[0] == 30
             assert float((fast[name] - rows).abs().max()) < 1e-9 * max(1.0, float(rows.abs().max()))
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("model", [folding, tiling])
+def test_clients_side_by_side_in_threads_are_each_by_itself(model, three_threads):
+    local, everyone = LocalTraining(4, 3, 0.3), np.arange(30)
+    made = LocalUpdates(model(), clients(), local, Objective(), SECRET)
+    slow = updates(replace(local, way="loop"), everyone, model=model(), step=3)
+    for at_once in (1, 4, None):
+        made._local = replace(local, at_once=at_once)
+        assert all(torch.allclose(rows, slow[name], rtol=0, atol=1e-9) for name, rows in made(3, everyone).items())
+        assert torch.get_num_threads() == 3
+
+
+def test_parts_are_shared_by_threads_and_what_one_refuses_is_refused(three_threads):
+    together, seen = threading.Barrier(3), []
+
+    def part(place: slice) -> None:
+        together.wait(timeout=30)  # passes only if three are under way at once
+        seen.append((place, torch.get_num_threads()))
+
+    side_by_side(part, [slice(i, i + 1) for i in range(6)], 3)
+    assert sorted(place.start for place, _ in seen) == list(range(6))
+    assert {threads for _, threads in seen} == {1}
+
+    def refuses(place: slice) -> None:
+        raise dpfy.InvalidInput("labels", "a class outside", "must be one of the outputs")
+
+    with pytest.raises(dpfy.InvalidInput, match="a class outside"):
+        side_by_side(refuses, [slice(0, 1), slice(1, 2)], 2)
+    assert torch.get_num_threads() == 3
+
+
+def test_functions_of_the_caller_are_called_by_the_callers_thread(three_threads):
+    callers = set()
+
+    def loss(outputs, targets):
+        callers.add(threading.get_ident())
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    LocalUpdates(tiling(), clients(), LocalTraining(2, 3, at_once=4), Objective(loss), SECRET)(0, np.arange(30))
+    assert callers == {threading.get_ident()}
 
 
 def test_the_loop_is_sgd_as_anyone_would_write_it():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 from dpfy.federated.folded import chain
-from dpfy.federated.tiled import stages, tiled
+from dpfy.federated.tiled import SameMemory, stages, tiled
 
 ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.Identity)
 
@@ -91,3 +93,36 @@ def test_other_chains_are_left_to_other_ways():
     for model in others:
         assert chain(model, 3) is not None, model
         assert stages(chain(model, 3)) is None, model
+
+
+def test_memory_is_used_again_by_the_next_pass_of_a_thread_alone():
+    memory, like = SameMemory(), torch.zeros(3)
+    memory.begin()
+    first, second = memory.empty(like, 2, 3), memory.empty(like, 2, 3)
+    assert first.data_ptr() != second.data_ptr()
+    memory.begin()
+    assert memory.empty(like, 2, 3).data_ptr() == first.data_ptr()
+    assert memory.empty(like, 4).shape == (4,)
+    memory.begin()
+    with ThreadPoolExecutor(1) as other:
+        theirs = other.submit(memory.empty, like, 2, 3).result()
+    assert theirs.data_ptr() not in (first.data_ptr(), second.data_ptr())
+    memory.begin()
+    assert memory.empty(like.double(), 2, 3).dtype == torch.float64
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_passes_in_the_same_memory_are_those_in_new(seed):
+    """Of other sizes and weights, one after the other: nothing is left of the pass before."""
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    model, shape = random_chain(rng)
+    made, memory = stages(chain(model, 3)), SameMemory()
+    for clients, rows in ((3, 4), (2, 5), (3, 4), (3, 4)):
+        weights = {
+            n: torch.randn(clients, *p.shape, dtype=torch.float64, requires_grad=True) for n, p in model.named_parameters()
+        }
+        x = torch.randn(clients, rows, *shape, dtype=torch.float64)
+        memory.begin()
+        found = [torch.autograd.grad(tiled(made, weights, x, m).square().sum(), list(weights.values())) for m in (None, memory)]
+        assert all(map(torch.equal, *found))
