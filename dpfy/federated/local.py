@@ -139,7 +139,8 @@ class LocalUpdates:
         places, counts = self._minibatches(step, clients)
         who = torch.from_numpy(clients).to(self._device)
         if self._recorded is not None:
-            self._recorded(sent, updates, who, places, counts)
+            for name, found in self._recorded(sent, who, places, counts).items():
+                updates[name].copy_(found)
             return
         for k in range(self._local.steps):
             self._step(sent, updates, who, places[:, k], counts[:, k])

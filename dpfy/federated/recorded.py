@@ -25,15 +25,15 @@ class RecordedSteps:
 
     Guarantees: the updates are those of `step`, called for one local step after another from updates of zero, if what it computes
     depends on the tensors it is given and on memory that stays as it is. The first call for a size also gives the graph's answer: a
-    round that is made again gives the same numbers.
+    round that is made again gives the same numbers. What is returned is not overwritten.
     """
 
     def __init__(self, step: LocalStep, pool: graphs.GraphPool | None = None) -> None:
         self._step, self._pool = step, pool or graphs.GraphPool(apart=False)
         self._made: dict[tuple[object, ...], _Recorded] = {}
 
-    def __call__(self, sent: Named, updates: Named, clients: Tensor, places: Tensor, counts: Tensor) -> None:
-        """Write the updates of `clients` after the steps of `places` and `counts`, both [clients, steps, width]."""
+    def __call__(self, sent: Named, clients: Tensor, places: Tensor, counts: Tensor) -> Named:
+        """Updates of `clients` after the steps of `places` and `counts`, both [clients, steps, width]."""
         wanted = len(clients)
         missing = -wanted % bucket_size(wanted)
         clients, places, counts = (torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in (clients, places, counts))
@@ -41,9 +41,8 @@ class RecordedSteps:
         with graphs.on(clients.device) if clients.is_cuda else nullcontext():
             if key not in self._made:
                 self._made[key] = _Recorded(self._step, self._pool, sent, (clients, places[:, 0], counts[:, 0]))
-            found = self._made[key].run(sent, clients, places.transpose(0, 1), counts.transpose(0, 1))
-            for name, update in updates.items():
-                update.copy_(found[name][:wanted])
+            updates = self._made[key].run(sent, clients, places.transpose(0, 1), counts.transpose(0, 1))
+            return {name: t[:wanted].clone() for name, t in updates.items()}
 
 
 class _Recorded:
