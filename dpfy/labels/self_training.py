@@ -50,9 +50,9 @@ class KernelModel(nn.Module):
     correction: Tensor
     middle: Tensor
 
-    def __init__(self, public: PublicMap, directions: int, classes: int) -> None:
+    def __init__(self, public: PublicMap, directions: int, classes: int, whitening: float = WHITENING) -> None:
         super().__init__()
-        self.public, self.directions = public, directions
+        self.public, self.directions, self.whitening = public, directions, whitening
         self.register_buffer("student", torch.zeros(public.directions + public.wide, classes))
         self.register_buffer("correction", torch.zeros(directions, classes))
         self.register_buffer("middle", torch.zeros(classes))
@@ -64,7 +64,7 @@ class KernelModel(nn.Module):
     def of_rows(self, rows: Tensor) -> Tensor:
         """The same for what the map gave."""
         scores = rows @ self.student + self.middle
-        return scores + self.public.directed(rows, self.directions, WHITENING) @ self.correction
+        return scores + self.public.directed(rows, self.directions, self.whitening) @ self.correction
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from dpfy.labels.learners import KernelLearner
 from dpfy.labels.method import Method
 from dpfy.labels.self_training import KernelModel, Rules
 from dpfy.runs.folder import Place
+from dpfy.studies import labels_sweep
 from dpfy.studies.labels_page import page
 from dpfy.studies.study import Cell, Options, Study
 
@@ -36,26 +37,45 @@ METHODS = {name: Method(name) for name in EPSILONS}
 
 
 def cells(options: Options) -> list[Cell]:
-    """One cell for each data set, method, epsilon and noise seed."""
+    """The sweep on held-out training images of each data set, then its runs."""
     found = []
     for data in ("embedded",) if options.fast else DATA:
-        rows = [(method, epsilon) for method, epsilons in EPSILONS.items() for epsilon in epsilons]
-        for (method, epsilon), seed in itertools.product(rows, SEEDS):
-            told = {"data": data, "method": method, "epsilon": epsilon, "delta": DELTA, "seed": seed}
-            told |= {"stages": METHODS[method].parts, "correction": METHODS[method].corrected, "rules": asdict(Rules())}
-            found.append(Cell(f"run-{data}-{method}-{epsilon:g}-{seed}", told, functools.partial(one, told, options)))
+        found.append(labels_sweep.cell(data, EPSILONS[PROJECTION], DELTA, functools.partial(training, data, options)))
+        found += run_cells(data, options)
     return found
+
+
+def run_cells(data: str, options: Options) -> list[Cell]:
+    """One cell for each method, epsilon and noise seed."""
+    found = []
+    rows = [(method, epsilon) for method, epsilons in EPSILONS.items() for epsilon in epsilons]
+    for (method, epsilon), seed in itertools.product(rows, SEEDS):
+        told = {"data": data, "method": method, "epsilon": epsilon, "delta": DELTA, "seed": seed}
+        told |= {"stages": METHODS[method].parts, "correction": METHODS[method].corrected, "rules": asdict(Rules())}
+        found.append(Cell(f"run-{data}-{method}-{epsilon:g}-{seed}", told, functools.partial(one, told, options)))
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def scattered(data: str, options: Options) -> tuple[Tensor, Tensor, float]:
+    """Training features, labels, and the processor seconds that the features took."""
+    x, y = load(DataConfig(kind=data), data_dir=None if data == "embedded" else options.data_dir).train.tensors
+    started = time.process_time()
+    features = images(x)
+    return features, y, time.process_time() - started
+
+
+def training(data: str, options: Options) -> tuple[Tensor, Tensor]:
+    """Training features and labels: all that a sweep is given."""
+    return scattered(data, options)[:2]
 
 
 @functools.lru_cache(maxsize=1)
 def extracted(data: str, options: Options) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], float]:
     """(training features, labels, test features, labels), and the processor seconds that the training features took."""
-    source = load(DataConfig(kind=data), data_dir=None if data == "embedded" else options.data_dir)
-    (x, y), (test_x, test_y) = source.train.tensors, source.test.tensors
-    started = time.process_time()
-    features = images(x)
-    spent = time.process_time() - started
-    return (features, y, images(test_x), test_y), spent
+    features, labels, spent = scattered(data, options)
+    x, y = load(DataConfig(kind=data), data_dir=None if data == "embedded" else options.data_dir).test.tensors
+    return (features, labels, images(x), y), spent
 
 
 @functools.lru_cache(maxsize=1)

@@ -26,7 +26,7 @@ SHOWN = {
         "fashion",
     ),
     "guide": ("appendix-c", "footnote-19"),
-    "labels": ("results",),
+    "labels": ("results", "validation"),
     "metric-text": ("words",),
     "prediction": ("answers", "models"),
     "federated": ("results", "claims"),
