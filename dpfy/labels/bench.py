@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpfy.core.errors import Unsupported
 from dpfy.labels import evidence
 from dpfy.labels.asking import Asking
-from dpfy.labels.claim import ALIBI, LP_MST, PROJECTION, RR
+from dpfy.labels.claim import ALIBI, LP_MST, PATE_FM, PROJECTION, RR
 from dpfy.labels.kernel import KernelSettings
 from dpfy.labels.learners import KernelLearner, Learner
 from dpfy.labels.learning import Setup, learn
@@ -119,7 +119,7 @@ def _with_prior(parts: Parts, labels: Values, epsilon: float) -> Outcomes:
 def labels_replayed(change: Callable[[Any], Any]) -> Iterator[tuple[str, bool, bool]]:
     """For each method, with the answers of one set of labels replayed on another: the same questions? the same model?"""
     one = coins(FEW)
-    for name, method in (METHODS | {PROJECTION: Method(PROJECTION)}).items():
+    for name, method in (METHODS | {name: Method(name) for name in (PROJECTION, PATE_FM)}).items():
         models, asked = [], list[Asked]()
         for labels in (one, 1 - one):
             model, seen = run(change(Parts()), method, labels, 3.0, asked[0] if asked else None)

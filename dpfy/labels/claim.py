@@ -19,6 +19,9 @@ ANSWERS, MODEL, SCHEMA = "answers.safetensors", "model.safetensors", "schema.tom
 MOST_OUTCOMES, MOST_STAGES = 4096, 20
 
 RR, LP_MST, ALIBI, BINS, CLUSTERS, PROJECTION = "rr", "lp-mst", "alibi", "rr-on-bins", "clusters", "projection"
+PATE_FM = "pate-fm"
+GAUSSIAN = (PROJECTION, PATE_FM)
+"""Methods whose noise is Gaussian: (epsilon, delta)."""
 METHODS = {
     RR: "every label is replaced by a uniform one with a public chance (Warner 1965)",
     LP_MST: "labels are randomised among the likeliest classes of a model that the stages before have trained (Ghazi et al. 2021)",
@@ -26,6 +29,7 @@ METHODS = {
     BINS: "numbers are put into bins that suit their distribution, and the bins are randomised (Ghazi et al. 2022)",
     CLUSTERS: "labels are counted in clusters of the public features, with integer Laplace noise (after Esfandiari et al. 2022)",
     PROJECTION: "labels are summed along public directions, with Gaussian noise; all else is done with the public features",
+    PATE_FM: "teachers with disjoint parts of the labels and all features vote, with Gaussian noise (after Malek Esmaeili et al. 2021)",
 }
 """How labels are released, in words."""
 EXPOSED = "Features are not protected: a model may hold those of single records (as a kernel's landmarks); publishing it publishes them."
@@ -66,13 +70,12 @@ class LabelClaim(Claim):
             raise InvalidInput(
                 "adjacency", self.adjacency.value, "must be replace-one, of labels: that a record has one is public"
             )
-        if (self.method == PROJECTION) != (self.epsilon is None) or (self.method == PROJECTION) == (
-            self.noise_multiplier is None
-        ):
-            rule = "takes noise_multiplier alone" if self.method == PROJECTION else "takes epsilon alone"
+        gaussian = self.method in GAUSSIAN
+        if gaussian != (self.epsilon is None) or gaussian == (self.noise_multiplier is None):
+            rule = "takes noise_multiplier alone" if gaussian else "takes epsilon alone"
             raise InvalidInput("epsilon", self.epsilon, f"{self.method} {rule}")
-        if (self.method == PROJECTION) == (self.delta == 0):
-            rule = "must be above 0 for Gaussian noise" if self.method == PROJECTION else "must be 0: the guarantee is pure"
+        if gaussian == (self.delta == 0):
+            rule = "must be above 0 for Gaussian noise" if gaussian else "must be 0: the guarantee is pure"
             raise InvalidInput("delta", self.delta, rule)
         _ = self.event
 
@@ -155,8 +158,8 @@ class LabelResponses(LabelClaim):
 @register
 @dataclass(frozen=True)
 class LabelSums(LabelClaim):
-    """Sums over many labels: noise is on the sums, and a single label has no answer of its own."""
+    """Sums over many labels, or votes: noise is on the sums, and a single label has no answer of its own."""
 
     kind: ClassVar[str] = "label-sums"
     boundary: ClassVar[str] = "B4"
-    methods: ClassVar[tuple[str, ...]] = (CLUSTERS, PROJECTION)
+    methods: ClassVar[tuple[str, ...]] = (CLUSTERS, *GAUSSIAN)

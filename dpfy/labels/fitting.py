@@ -78,7 +78,8 @@ def fit(
 
     Guarantees: the claim is reserved before a label is read; each label is read once, for one question, and answered with the noise that
     the claim states; what learns is given public features and answers alone. So all that is released, the model too, is (epsilon,
-    delta)-private for replacing one label: pure (delta 0), but for the Gaussian sums of `projection`. Features are not protected.
+    delta)-private for replacing one label: pure (delta 0), but for the Gaussian noise of `projection` and `pate-fm`. Features are not
+    protected.
     """
     chosen = Method.of(method)
     x = _features(features)

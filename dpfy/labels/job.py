@@ -39,12 +39,14 @@ class LabelsConfig:
 
     method: str = setting(PROJECTION, f"How labels are released: {', '.join(OF_CLASSES)}.")
     epsilon: float = setting(DEFAULT_EPSILON, "Epsilon to reach, for replacing one label.")
-    delta: float = setting(1e-5, "Delta (projection); the other methods are pure.")
+    delta: float = setting(1e-5, "Delta (projection, pate-fm); the other methods are pure.")
     records: int | None = setting(None, "Number of records to train on, which is public.", "that of the data set, or counted")
     stages: int | None = setting(None, "Parts of the records, asked one after the other (lp-mst).", "2")
     correction: str = setting(AUTO, f"What is made of noisy labels: auto, {', '.join(CORRECTIONS[:3])}.")
     rounds: int = setting(1, "How often the model is learnt, each time with the prior of the one before.")
     clusters: int = setting(256, "Clusters of the features (clusters).")
+    teachers: int | None = setting(None, "Teachers who share the labels (pate-fm).", "one for 20 labels, 1000 at most")
+    asked: int | None = setting(None, "Records that teachers vote on (pate-fm).", "as many as leave a lead over the noise")
 
     def __post_init__(self) -> None:
         check.one_of("labels.method", self.method, OF_CLASSES)
@@ -61,7 +63,8 @@ class LabelsConfig:
     @property
     def chosen(self) -> Method:
         """The method with its settings."""
-        return Method(self.method, self.stages, self.correction, self.rounds, self.clusters)
+        shared = self.stages, self.correction, self.rounds, self.clusters
+        return Method(self.method, *shared, teachers=self.teachers, asked=self.asked)
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ SECTIONS: dict[str, type] = {
 }
 DECISIVE = {
     "data.kind": tuple(settings.names(DataConfig)),
-    "labels.method": ("stages", "correction", "rounds", "clusters"),
+    "labels.method": ("stages", "correction", "rounds", "clusters", "teachers", "asked"),
     "ledger.path": ("budget_epsilon", "budget_delta", "budget_approximation"),
 }
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.labels import bins, evidence, prior, self_training
+from dpfy.labels import bins, evidence, prior, self_training, teachers
 from dpfy.labels.asking import Ask
-from dpfy.labels.claim import ALIBI, BINS, CLUSTERS, LP_MST, PROJECTION, RR, LabelClaim
+from dpfy.labels.claim import ALIBI, BINS, CLUSTERS, LP_MST, PATE_FM, PROJECTION, RR, LabelClaim
 from dpfy.labels.clustering import clustered
-from dpfy.labels.evidence import POSTERIOR, Evidence
+from dpfy.labels.evidence import PLAIN, POSTERIOR, Evidence
+from dpfy.labels.kernel import KernelSettings, Prepared
 from dpfy.labels.learners import KernelLearner, Learner
 from dpfy.labels.method import Method
 from dpfy.labels.questions import HALF_L2, BinResponse, Counts, NoisyOneHot, PriorResponse, Projection, Response
@@ -110,6 +111,44 @@ def _clusters(setup: Setup, ask: Ask) -> nn.Module:
     return setup.learner.learn(setup.features, rows, known.likelihood, POSTERIOR)
 
 
+def _pate_fm(setup: Setup, ask: Ask) -> nn.Module:
+    """PATE-FM: the classes that most teachers say about some records; a student learns from these and from all features.
+
+    The student begins as a teacher does, with the answers as its labels. Records whose class that makes sure teach the learner; in every
+    round after the first all do, with the class that the learner itself gives them.
+    """
+    classes, noise = setup.claim.outcomes, setup.claim.noise_multiplier
+    assert noise is not None
+    count, asked = teachers.planned(setup.records, classes, noise, setup.method.teachers, setup.method.asked)
+    known = _known(setup)
+    views = teachers.Views(*(_view(known, most) for most in (teachers.WEAK, teachers.STRONG)))
+    about = np.sort(np.random.Generator(np.random.Philox(key=[setup.records, 1])).permutation(setup.records)[:asked])
+    places = teachers.dealt(setup.records, count)
+    rows = np.arange(setup.records)
+    answers = ask(teachers.TeacherVotes(rows, noise, classes, views, places, count, about))
+    scores = views.strong @ views.learnt(torch.from_numpy(about), torch.from_numpy(answers), classes)
+    best = scores.topk(2, dim=1).values
+    margin = (best[:, 0] - best[:, 1]).numpy()
+    sure = np.flatnonzero(margin >= np.quantile(margin, teachers.UNSURE))
+    model = setup.learner.learn(setup.features, sure, np.eye(classes)[scores.argmax(1).numpy()[sure]], PLAIN)
+    for _ in range(setup.method.rounds):
+        said = setup.learner.chances(model, setup.features).argmax(axis=1)
+        model = setup.learner.learn(setup.features, rows, np.eye(classes)[said], PLAIN)
+    return model
+
+
+def _known(setup: Setup) -> Prepared:
+    """A public map of the features: that of the learner, where it has one."""
+    learner = setup.learner if isinstance(setup.learner, KernelLearner) else KernelLearner(KernelSettings())
+    return learner.prepared(setup.features)
+
+
+def _view(known: Prepared, most: int) -> Tensor:
+    """The first kernel directions of every record, and a constant."""
+    found = known.public.directed(known.rows, min(most, known.public.directions), self_training.WHITENING)
+    return torch.cat([found, torch.full((len(found), 1), 0.3, dtype=found.dtype)], dim=1)
+
+
 def _directions(setup: Setup) -> Tensor:
     """In which clusters are looked for: the kernel's, where a kernel learns; else the features."""
     if isinstance(setup.learner, KernelLearner):
@@ -149,4 +188,5 @@ LEARN: Mapping[str, Callable[[Setup, Ask], nn.Module]] = {
     BINS: _bins,
     CLUSTERS: _clusters,
     PROJECTION: _projection,
+    PATE_FM: _pate_fm,
 }

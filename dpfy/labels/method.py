@@ -11,7 +11,20 @@ from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 from dpfy.data.config import interval
-from dpfy.labels.claim import ALIBI, BINS, CLUSTERS, LP_MST, METHODS, PROJECTION, RR, LabelClaim, LabelResponses, LabelSums
+from dpfy.labels.claim import (
+    ALIBI,
+    BINS,
+    CLUSTERS,
+    GAUSSIAN,
+    LP_MST,
+    METHODS,
+    PATE_FM,
+    PROJECTION,
+    RR,
+    LabelClaim,
+    LabelResponses,
+    LabelSums,
+)
 from dpfy.labels.evidence import BACKWARD, CORRECTIONS, POSTERIOR
 
 STEPS = 256
@@ -23,6 +36,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     BINS: ("stages", "span"),
     CLUSTERS: ("clusters",),
     PROJECTION: (),
+    PATE_FM: ("teachers", "asked", "rounds"),
 }
 """Which fields each method reads. A field set for a method that ignores it is an error."""
 AUTO = "auto"
@@ -35,7 +49,8 @@ class Method:
     `stages`: parts of the records that are asked one after the other, the later ones with a prior from the earlier. `correction`: what
     is made of noisy labels (`dpfy.labels.evidence`); auto is unbiased targets for randomized response and Bayes' rule for others.
     `rounds`: how often the model is learnt, each time with the prior of the one before (iterative ALIBI). `clusters`: of the features.
-    `span`: the public least and largest number, for labels that are numbers.
+    `span`: the public least and largest number, for labels that are numbers. `teachers` share the labels, and vote on `asked` records;
+    what is not stated follows from public numbers.
     """
 
     name: str = PROJECTION
@@ -44,11 +59,16 @@ class Method:
     rounds: int = 1
     clusters: int = 256
     span: tuple[float, float] | None = None
+    teachers: int | None = None
+    asked: int | None = None
 
     def __post_init__(self) -> None:
         check.one_of("method", self.name, METHODS)
         if self.stages is not None:
             check.integer("stages", self.stages)
+        for name, least in (("teachers", 2), ("asked", 1)):
+            if getattr(self, name) is not None:
+                check.integer(name, getattr(self, name), least=least, most=1 << 20)
         check.one_of("correction", self.correction, (AUTO, *CORRECTIONS))
         check.integer("rounds", self.rounds, most=100)
         check.integer("clusters", self.clusters, most=1 << 16)
@@ -84,10 +104,13 @@ class Method:
         """What is promised for labels of so many records: pure epsilon, but for Gaussian sums, which take delta."""
         check.epsilon("epsilon", epsilon)
         outcomes = STEPS if self.name == BINS else classes
-        if self.name == PROJECTION:
+        for name in ("teachers", "asked"):
+            if (getattr(self, name) or 0) > records:
+                raise InvalidInput(name, getattr(self, name), f"must be at most the number of records ({records})")
+        if self.name in GAUSSIAN:
             check.delta("delta", delta)
             noise = calibrate.noise(events.Gaussian, epsilon, delta, adjacency=Adjacency.REPLACE_ONE)
-            return LabelSums(PROJECTION, outcomes, noise_multiplier=noise, delta=delta, accountant="tight", records=records)
+            return LabelSums(self.name, outcomes, noise_multiplier=noise, delta=delta, accountant="tight", records=records)
         kind = LabelSums if self.name == CLUSTERS else LabelResponses
         return kind(self.name, outcomes, self.parts, epsilon=epsilon, records=records)
 
