@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip
+from dpfy.gradients.cuda_graphs import repeated
 from dpfy.gradients.engine import Engine
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
@@ -261,6 +262,8 @@ def test_what_fused_cells_are_asked_for(kind: str, seed: int, monkeypatch: pytes
 def test_fused_cells_equal_the_loop(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch's own cells."""
     monkeypatch.setattr(fused_cells, "LARGE", 0)
+    monkeypatch.setattr(repeated, "TOGETHER", 1 + seed % 3)
+    monkeypatch.setattr(repeated, "USUALLY", seed % 2)
     r = random.Random(f"cells {kind} {seed}")
     torch.manual_seed(seed)
     model, given = drawn(r, kind, "cuda")

@@ -39,6 +39,13 @@ def queue(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
+def settings(device: torch.device) -> tuple[object, ...]:
+    """What a graph depends on besides its tensors: how products are computed, and the queue."""
+    matmul = torch.backends.cuda.matmul
+    reduced = (matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction)
+    return matmul.allow_tf32, torch.backends.cudnn.allow_tf32, *reduced, torch._C._cuda_getCurrentRawStream(device.index)
+
+
 def _from_pool(purpose: str) -> AbstractContextManager[None]:
     key = (purpose, torch.cuda.current_device())
     if key not in _POOLS:
@@ -88,24 +95,21 @@ class CudaGraph:
 
 
 class GraphPool:
-    """Graphs that belong together: one queue and one pool of memory for all of them, so that they take turns in it.
+    """Graphs that belong together: one pool of memory for all of them, so that they take turns in it.
 
     `apart`: what they keep besides is not taken from among the model's tensors, so that those lie where they would lie without it.
     """
 
     def __init__(self, apart: bool = True) -> None:
         self._apart = apart
-        self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
     def record(self, work: Callable[[], T], device: torch.device, addresses: int) -> tuple[CudaGraph, T]:
         """`work` as a graph, and what it returns. `addresses`: how many its kernels may need."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = CudaGraph(device, addresses, self._memory())
-        return graph, graph.capture(work, self._pool, self._stream)
+        return graph, graph.capture(work, self._pool, _recording_queue(torch.cuda.current_device()))
 
     def clear(self) -> None:
         """Begin anew once all graphs are gone: their pool went with the last of them."""
@@ -118,6 +122,12 @@ class GraphPool:
 
     def _memory(self) -> AbstractContextManager[object]:
         return _from_pool("kept") if self._apart else nullcontext()
+
+
+@lru_cache(maxsize=16)
+def _recording_queue(device: int) -> torch.cuda.Stream:
+    """The queue on which graphs are recorded. One for all: products ask for up to 32 MiB of memory for each queue they were on."""
+    return torch.cuda.Stream(device)
 
 
 @lru_cache(maxsize=16)

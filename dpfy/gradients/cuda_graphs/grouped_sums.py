@@ -38,12 +38,8 @@ class Request:
 
     def key(self, sums: BoundedSum) -> Key:
         """What it depends on besides the reports."""
-        settings = (
-            torch.backends.cuda.matmul.allow_tf32,
-            torch.backends.cudnn.allow_tf32,
-            torch._C._cuda_getCurrentRawStream(self.losses.device.index),
-        )
-        return (self.clip, self.mask is None, len(self.losses), self.losses.device, *settings, *sums.identity())
+        device = self.losses.device
+        return (self.clip, self.mask is None, len(self.losses), device, *graphs.settings(device), *sums.identity())
 
 
 class UsualSums:

@@ -1,29 +1,32 @@
 """The recurrence of one direction on CUDA, step by step with torch's fused cells: LSTM and GRU of wide states.
 
 cuDNN takes fewer launches, but as it must be handed the gates (:mod:`dpfy.gradients.layers.cudnn`) it works with twice the memory of an
-ordinary step. Where the work of a step takes as long as its launches, this is as fast.
+ordinary step. Here the launches of some steps are one (:mod:`dpfy.gradients.cuda_graphs.repeated`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpfy.gradients.cuda_graphs.graphs import GraphPool
+from dpfy.gradients.cuda_graphs.repeated import RepeatedLoop, Tensors, Work
 from dpfy.gradients.layers.recurrence import Back, Grad, Kept, Made, Steps, Weights, reset_gates
 
 LARGE = 2**17
 """Gates at a step, of all examples, from which on the cells are used."""
 
-TOGETHER = 4
-"""Steps whose gradients are put in place by one launch."""
-
 _lstm: Any = torch.ops.aten._thnn_fused_lstm_cell.default
 _lstm_back: Any = torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default
 _gru: Any = torch.ops.aten._thnn_fused_gru_cell.default
 _gru_back: Any = torch.ops.aten._thnn_fused_gru_cell_backward.default
+
+Loops = dict[str, Any]
+"""The loops of an attached engine by what they do, and the memory of their graphs."""
 
 
 def usable(kind: str, gates: Tensor, weights: Weights, steps: Steps) -> bool:
@@ -32,87 +35,94 @@ def usable(kind: str, gates: Tensor, weights: Weights, steps: Steps) -> bool:
     return gates.is_cuda and wide and kind in ("LSTM", "GRU") and weights.project is None and steps.sizes is None
 
 
-def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) -> Made:
+def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps, loops: Loops) -> Made:
     """See :mod:`dpfy.gradients.layers.recurrence`; `gates` stays as it is."""
-    matrix, each, order = weights.hidden.t(), gates.unbind(0), [t for t, _ in steps.order(gates.shape[1])]
-    cells, done = [c], []
-    outputs: list[Tensor] = [h] * len(each)
-    for t in order:
-        h, c, work = _lstm(each[t], torch.mm(h, matrix), c)
-        outputs[t] = h
-        cells.append(c)
-        done.append(work)
+    length, batch, width = gates.shape[0], gates.shape[1], h.shape[1]
+    output, done = gates.new_empty(length, batch, width), torch.empty_like(gates)
+    cells = gates.new_empty(length + 1, batch, width)
+    after = cells[:-1] if steps.reverse else cells[1:]
+    cells[length if steps.reverse else 0] = c
+    h, c = _loop(loops, "lstm", _lstm_steps)(steps.reverse, [gates], [h, c], [weights.hidden], [output, after, done])
 
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
-        length, matrix = (len(kept) - 2) // 2, kept[0]
-        cells, done = kept[1 : length + 2], kept[length + 2 :]
-        gathered = _Gathered(done[0], length, done[0].shape[1])
-        dh, dc, grads = hidden, cell, None if output is None else output.unbind(0)
-        for place in reversed(range(length)):
-            t = order[place]
-            dh = _added(dh, None if grads is None else grads[t])
-            dgates, dc, _ = _lstm_back(dh, dc, cells[place], cells[place + 1], done[place], False)
-            gathered.add(t, dgates)
-            dh = torch.mm(dgates, matrix)
-        return Back(gathered.whole(), dh, dc)  # type: ignore[arg-type]
+        matrix, cells, done = kept
+        before, after = (cells[1:], cells[:-1]) if steps.reverse else (cells[:-1], cells[1:])
+        first = [_or_zeros(hidden, cells[0]), _or_zeros(cell, cells[0])]
+        given, found = [before, after, done, *_where_any(output)], torch.empty_like(done)
+        dh, dc = _loop(loops, "lstm back", _lstm_steps_back)(not steps.reverse, given, first, [matrix], [found])
+        return Back(found, dh, dc)
 
-    return Made(torch.stack(outputs), h.clone(), c.clone(), (weights.hidden, *cells, *done), back)
+    return Made(output, h, c, (weights.hidden, cells, done), back)
 
 
-def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps) -> Made:
+def _lstm_steps(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors) -> tuple[Sequence[Tensors], Tensors]:
+    (h, c), matrix, gates = carried, fixed[0].t(), given[0].unbind(0)
+    made = {}
+    for t in times:
+        h, c, work = _lstm(gates[t], torch.mm(h, matrix), c)
+        made[t] = (h, c, work)
+    return list(zip(*[made[t] for t in sorted(times)], strict=True)), (h, c)
+
+
+def _lstm_steps_back(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors) -> tuple[Sequence[Tensors], Tensors]:
+    (dh, dc), (matrix,), (before, after, done, *grads) = carried, fixed, [t.unbind(0) for t in given]
+    found = {}
+    for t in times:
+        found[t], dc, _ = _lstm_back(dh + grads[0][t] if grads else dh, dc, before[t], after[t], done[t], False)
+        dh = torch.mm(found[t], matrix)
+    return [[found[t] for t in sorted(times)]], (dh, dc)
+
+
+def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, loops: Loops) -> Made:
     """See :mod:`dpfy.gradients.layers.recurrence`; `gates` stays as it is."""
-    width, matrix, each = h.shape[1], weights.hidden.t(), gates.unbind(0)
+    width, first = h.shape[1], h
     shifts = () if weights.shift is None else (h.new_zeros(3 * width), F.pad(weights.shift, (2 * width, 0)))
-    order = [t for t, _ in steps.order(gates.shape[1])]
-    outputs: list[Tensor] = [h] * len(each)
-    done: list[Tensor] = [h] * len(each)
-    first = h
-    for t in order:
-        h, done[t] = _gru(each[t], torch.mm(h, matrix), h, *shifts)
-        outputs[t] = h
+    output, done = (gates.new_empty(*gates.shape[:2], parts * width) for parts in (1, 5))
+    (h,) = _loop(loops, "gru", _gru_steps)(steps.reverse, [gates], [h], [weights.hidden, *shifts], [output, done])
 
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
-        matrix, done = kept[0], kept[1:]
-        gathered = _Gathered(done[0], len(done), 3 * width)
-        dh, grads = hidden, None if output is None else output.unbind(0)
-        for t in reversed(order):
-            dgates, inner, passed, _, _ = _gru_back(_added(dh, None if grads is None else grads[t]), done[t], False)
-            gathered.add(t, dgates)
-            dh = passed.addmm_(inner, matrix)
-        return Back(gathered.whole(), dh)  # type: ignore[arg-type]
+        matrix, done = kept
+        found = done.new_empty(*done.shape[:2], 3 * width)
+        start = [_or_zeros(hidden, done[0, :, :width])]
+        (dh,) = _loop(loops, "gru back", _gru_steps_back)(
+            not steps.reverse, [done, *_where_any(output)], start, [matrix], [found]
+        )
+        return Back(found, dh)
 
-    whole = torch.stack(outputs)
-    outputs.clear()  # the reset gates find their memory
-    return Made(whole, h.clone(), None, (weights.hidden, *done), back, reset=reset_gates(gates, weights, whole, first, steps))
+    reset = reset_gates(gates, weights, output, first, steps)
+    return Made(output, h, None, (weights.hidden, done), back, reset=reset)
 
 
-class _Gathered:
-    """Gradients that come step by step, in order or against it, gathered some at a time: fewer launches than one by one."""
-
-    def __init__(self, like: Tensor, length: int, width: int) -> None:
-        self._found = like.new_empty(length, like.shape[0], width)
-        self._waiting: dict[int, Tensor] = {}
-
-    def add(self, t: int, part: Tensor) -> None:
-        """The gradient of step `t`."""
-        self._waiting[t] = part
-        if len(self._waiting) == TOGETHER:
-            self._put()
-
-    def whole(self) -> Tensor:
-        """[step, example, width]"""
-        if self._waiting:
-            self._put()
-        return self._found
-
-    def _put(self) -> None:
-        times = sorted(self._waiting)
-        torch.stack([self._waiting[t] for t in times], out=self._found[times[0] : times[-1] + 1])
-        self._waiting.clear()
+def _gru_steps(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors) -> tuple[Sequence[Tensors], Tensors]:
+    (h,), (hidden, *shifts), gates = carried, fixed, given[0].unbind(0)
+    matrix, made = hidden.t(), {}
+    for t in times:
+        h, work = _gru(gates[t], torch.mm(h, matrix), h, *shifts)
+        made[t] = (h, work)
+    return list(zip(*[made[t] for t in sorted(times)], strict=True)), (h,)
 
 
-def _added(a: Grad, b: Grad) -> Tensor:
-    """The sum of two gradients, of which one may be missing."""
-    if a is None or b is None:
-        return a if b is None else b  # type: ignore[return-value]
-    return a + b
+def _gru_steps_back(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors) -> tuple[Sequence[Tensors], Tensors]:
+    (dh,), (matrix,), (done, *grads) = carried, fixed, [t.unbind(0) for t in given]
+    found = {}
+    for t in times:
+        found[t], inner, passed, _, _ = _gru_back(dh + grads[0][t] if grads else dh, done[t], False)
+        dh = passed.addmm_(inner, matrix)
+    return [[found[t] for t in sorted(times)]], (dh,)
+
+
+def _loop(loops: Loops, name: str, work: Work) -> RepeatedLoop:
+    """The loop of this name; all of them share the memory in which their graphs work."""
+    if name not in loops:
+        loops[name] = RepeatedLoop(work, loops.setdefault("recurrent graphs", GraphPool(apart=False)))
+    found: RepeatedLoop = loops[name]
+    return found
+
+
+def _or_zeros(state: Grad, like: Tensor) -> Tensor:
+    """The gradient of the last state, or that of a state nobody used."""
+    return torch.zeros_like(like, memory_format=torch.contiguous_format) if state is None else state.to(like.dtype)
+
+
+def _where_any(grad: Grad) -> list[Tensor]:
+    return [] if grad is None else [grad]

@@ -238,10 +238,11 @@ class _Direction:
         h = _first(gates[..., : weights.hidden.shape[1]], h)
         c = _first(gates[..., : gates.shape[2] // 4], c)
         if cells:
+            loops = self.tape.kept
             return (
-                fused_cells.lstm(gates, weights, h, c, steps)
+                fused_cells.lstm(gates, weights, h, c, steps, loops)
                 if self.kind == "LSTM"
-                else fused_cells.gru(gates, weights, h, steps)
+                else fused_cells.gru(gates, weights, h, steps, loops)
             )
         if fast:
             return cudnn.recur(self.kind, gates, weights, h, c if self.kind == "LSTM" else None, steps)

@@ -159,6 +159,8 @@ class Tape:
     passive: bool = False
     unsettled: bool = False
     receive: Callable[[Report], None] = lambda report: None
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What layers keep from step to step for their own use, as long as the engine is attached."""
 
     @contextmanager
     def into(self, receive: Callable[[Report], None]) -> Iterator[None]:
