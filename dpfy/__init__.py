@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dpfy.synthetic.images.source import ImageSchema
     from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize
+    from dpfy.synthetic.text.run import TextOptions, TextTerms, synthesize_text
     from dpfy.training.fit import Result, fit
     from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
@@ -88,6 +89,9 @@ _HOME = {
     "SynthesisTerms": "dpfy.synthetic.plan",
     "synthesize": "dpfy.synthetic.run",
     "synthesize_images": "dpfy.synthetic.images.run",
+    "TextOptions": "dpfy.synthetic.text.run",
+    "TextTerms": "dpfy.synthetic.text.run",
+    "synthesize_text": "dpfy.synthetic.text.run",
     "verify": "dpfy.report.verify",
     "Plateau": "dpfy.training.plateau",
     "Result": "dpfy.training.fit",
@@ -128,6 +132,8 @@ __all__ = [
     "SynthesisOptions",
     "SynthesisTerms",
     "Terms",
+    "TextOptions",
+    "TextTerms",
     "Unit",
     "Unsupported",
     "Update",
@@ -154,6 +160,7 @@ __all__ = [
     "save_pretrained",
     "synthesize",
     "synthesize_images",
+    "synthesize_text",
     "verify",
     "with_stopping",
 ]

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "soft_trees": {"core", "plan", "data", "runs", "training", "estimators"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
-    "synthetic": BELOW_PLAN | {"data", "report", "runs"},
+    "synthetic": BELOW_PLAN | {"plan", "data", "report", "runs", "training", "prediction", "audit"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},
     "studies": ABOVE_PLAN | {"federated", "local", "estimators", "tuning", "synthetic", "prediction", "labels"},
     "cli": ABOVE_PLAN | {"studies", "federated", "local", "estimators", "tuning", "synthetic", "prediction", "labels"},

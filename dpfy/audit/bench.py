@@ -36,7 +36,7 @@ class Bug:
     `prediction` the parts of private answers. `learner` replaces functions of the estimators, each by its full name, in the cases whose
     names begin with `case`. Of a search for settings, `trials` is given what draws their number, `shown` what says which outputs leave it,
     `scored` and `held_out` are given a trial, and `proposed` what proposes settings, with the list of scores so far. `synthesis` is
-    given the steps of a synthetic table, `pictures` those of synthetic images. `caught_by` names
+    given the steps of a synthetic table, `pictures` those of synthetic images, `evolution` those of private evolution. `caught_by` names
     the check that must catch it.
     """
 
@@ -71,6 +71,7 @@ class Bug:
     proposed: Callable[[Any, list[float]], Any] = lambda engine, scores: engine
     synthesis: Part = same
     pictures: Part = same
+    evolution: Part = same
 
 
 AS_SHIPPED = Bug("as shipped", "the code as it is", "")
@@ -225,3 +226,9 @@ class Bench(Protocol):
 
     def picture_squares(self, bug: Bug) -> tuple[float, float]:
         """The sum of squares of all sums of a synthesis of images, and what is claimed."""
+
+    def evolutions(self, bug: Bug) -> Iterable[tuple[str, Callable[[Any], Any], Any, Any, bool]]:
+        """For each pair of sets of records: name, an evolution, the two sets, and whether they are strangers."""
+
+    def evolution_squares(self, bug: Bug) -> tuple[float, float]:
+        """The sum of squares of all rounds of an evolution, and what is claimed."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfy.audit import answers, clients, labels, learners, owners, people, pictures, searches, sums, tables, whitebox
+from dpfy.audit import answers, clients, evolutions, labels, learners, owners, people, pictures, searches, sums, tables, whitebox
 from dpfy.audit.bench import Bench, Bug
 from dpfy.audit.families import ClaimedFamily
 from dpfy.core.errors import DpfyError
@@ -303,6 +303,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     **searches.CHECKS,
     **tables.CHECKS,
     **pictures.CHECKS,
+    **evolutions.CHECKS,
 }
 
 

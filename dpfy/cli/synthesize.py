@@ -54,7 +54,7 @@ def table(
     epsilon: Annotated[float, option("What the whole table may cost.")],
     out: Annotated[Path | None, option("Run folder (default: new, in runs/).")] = None,
     delta: Annotated[float, typer.Option(help="Delta.")] = 1e-9,
-    method: Annotated[str, typer.Option(help="aim, mst, mwem, privbayes, independent or rap.")] = "aim",
+    method: Annotated[str, typer.Option(help="aim, mst, mwem, privbayes, independent, rap, dp-gan or pate-gan.")] = "aim",
     workload: Annotated[
         str | None, option("What matters: 2 or 3 for all pairs or triples, or marginals: age,sex;job,income.")
     ] = None,
@@ -79,7 +79,8 @@ def table(
     data. Marginals are chosen, measured with noise and fitted; rows are drawn from what was fitted. The number of rows is that of what
     was measured, or --rows. How far the table is from the records is measured too, with noise, and stands on the card.
 
-    Methods: aim (best, adaptive), mst (fast, for many columns), mwem, privbayes, independent, rap.
+    Methods: aim (best, adaptive), mst (fast, for many columns), mwem, privbayes, independent, rap; and networks, for comparison: dp-gan
+    (needs --records, the public number of records), pate-gan (needs --rows).
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
@@ -207,7 +208,7 @@ def _lines(made: Any) -> list[str]:
     found = made.facts
     lines = [
         f"{found['rows']} rows of {len(found['columns'])} columns: {made.table}",
-        f"{found['measured']} marginals were measured ({found['method']})",
+        f"{found['measured']} marginals were measured ({found['method']})" if found["measured"] else found["method"],
     ]
     for degree, held in found["error"].items():
         lines.append(

@@ -204,6 +204,9 @@ HOMES = {
     "synthesis": "dpfy.synthetic.claim",
     "image-synthesis": "dpfy.synthetic.images.claim",
     "evolution": "dpfy.synthetic.evolution.claim",
+    "generated-rows": "dpfy.synthetic.networks.claim",
+    "teacher-votes": "dpfy.synthetic.networks.claim",
+    "generated-text": "dpfy.synthetic.text.claim",
     "label-responses": "dpfy.labels.claim",
     "label-sums": "dpfy.labels.claim",
 }

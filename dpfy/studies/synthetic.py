@@ -24,30 +24,42 @@ from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.evaluate import learner_scores, marginal_errors
 from dpfy.synthetic.methods import METHODS
-from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
+from dpfy.synthetic.plan import NETWORKS, SynthesisOptions, SynthesisTerms
 
 DELTA = 1e-9
+ALL = (*METHODS, *NETWORKS)
 RUNS = {
-    ("aim", 1.0): 1,
+    ("aim", 1.0): 5,
+    ("aim", 3.16): 1,
+    ("aim", 10.0): 2,
     ("mst", 1.0): 5,
-    ("mst", 3.16): 1,
-    ("mst", 10.0): 1,
+    ("mst", 3.16): 5,
+    ("mst", 10.0): 5,
     ("privbayes", 1.0): 1,
+    ("privbayes", 3.16): 1,
+    ("privbayes", 10.0): 1,
     ("mwem", 1.0): 1,
+    ("mwem", 3.16): 1,
+    ("mwem", 10.0): 1,
+    ("independent", 1.0): 1,
+    ("dp-gan", 1.0): 1,
+    ("dp-gan", 10.0): 1,
+    ("pate-gan", 1.0): 1,
+    ("pate-gan", 10.0): 1,
 }
 """How many runs of each method there are at each epsilon."""
 LEARNER, LEARNT = "gradient boosting", (1.0, 10.0)
-"""The learner, and at which epsilon it is trained, on the first run of each method."""
+"""The learner, and at which epsilon it is trained: on every run of AIM, and on the first run of each other method."""
 TARGET = "income>50K"
 
 
 def cells(options: Options) -> list[Cell]:
     """A run for each method, epsilon and seed."""
     found = []
-    for (method, epsilon), runs in (dict.fromkeys(((m, 1.0) for m in METHODS), 1) if options.fast else RUNS).items():
+    for (method, epsilon), runs in (dict.fromkeys(((m, 1.0) for m in ALL), 1) if options.fast else RUNS).items():
         for seed in range(runs):
             settings = {"method": method, "epsilon": epsilon, "delta": DELTA, "seed": seed, "fast": options.fast}
-            settings["learner"] = LEARNER if seed == 0 and epsilon in LEARNT else None
+            settings["learner"] = LEARNER if epsilon in LEARNT and (seed == 0 or method == "aim") else None
             found.append(Cell(f"run-{method}-{epsilon:g}-{seed}", settings, functools.partial(run_one, settings, options)))
     return found
 
@@ -55,11 +67,11 @@ def cells(options: Options) -> list[Cell]:
 def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """A verified synthesis, then its distance from the records, which are public here."""
     domain, records = table(options)
-    terms = SynthesisTerms(settings["epsilon"], settings["delta"])
+    terms, how = _asked(settings, len(records[TARGET]))
     started = time.process_time()
     with tempfile.TemporaryDirectory() as place:
         run = Place(Path(place) / "run", seed=settings["seed"])
-        made = dpfy.synthesize(records, schema=domain, terms=terms, run=run, options=SynthesisOptions(settings["method"]))
+        made = dpfy.synthesize(records, schema=domain, terms=terms, run=run, options=how)
         seconds = time.process_time() - started
         wrong = [finding for finding in dpfy.verify(made.run) if not finding.holds]
         if wrong:
@@ -78,6 +90,13 @@ def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
         "accountant": stated["accountant"],
         "adjacency": stated["adjacency"],
     }
+
+
+def _asked(settings: Mapping[str, Any], records: int) -> tuple[SynthesisTerms, SynthesisOptions]:
+    """What a run is given; networks are told how many records there are, or how many rows to make."""
+    method = settings["method"]
+    terms = SynthesisTerms(settings["epsilon"], settings["delta"], records=records if method == "dp-gan" else None)
+    return terms, SynthesisOptions(method, rows=records if method == "pate-gan" else None)
 
 
 def _coded(data: Any, domain: Domain) -> Any:

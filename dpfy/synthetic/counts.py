@@ -105,6 +105,13 @@ def encoded(data: Any, domain: Domain, owners: Owners | None = None, rows: int =
         yield found
 
 
+def checked_chunks(data: Any, domain: Domain, key: str) -> Iterator[Chunk]:
+    """The cells of a table by column, some rows at a time, with the column `key`; the columns must be those of the schema."""
+    for chunk in _chunks(data, domain, ROWS):
+        _check_columns(chunk, domain, Owners(key, 1))
+        yield chunk
+
+
 def _kept(names: Sequence[str], most: int, known: dict[Any, int]) -> NDArray[np.bool_]:
     """Which rows are among the first `most` of their owner; `known` counts those of each, over all chunks."""
     kept = np.zeros(len(names), bool)

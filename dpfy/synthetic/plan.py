@@ -30,6 +30,9 @@ MOST_ROWS = 1 << 27
 TARGET = 4.0
 """How much more a marginal with the target matters."""
 
+NETWORKS = ("dp-gan", "pate-gan")
+"""Methods that measure no marginals but train a generator (`dpfy.synthetic.networks`): for comparison."""
+
 Workload = int | Sequence[Sequence[str]] | Mapping[tuple[str, ...], float] | None
 
 
@@ -92,7 +95,7 @@ class SynthesisOptions:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        check.one_of("method", self.method, METHODS)
+        check.one_of("method", self.method, (*METHODS, *NETWORKS))
         if self.rows is not None:
             check.integer("rows", self.rows, most=MOST_ROWS)
         check.integer("most_cells", self.most_cells, most=1 << 31)
@@ -119,7 +122,7 @@ def plan(domain: Domain, terms: SynthesisTerms, options: SynthesisOptions = DEFA
 
     Guarantees: the claim's event is within (epsilon, delta) by the accountant that the card will name. Nothing depends on the records.
     """
-    row = METHODS[options.method]
+    row = METHODS[check.one_of("method", options.method, METHODS)]
     if terms.user is not None and terms.user not in domain.ignored | set(domain.names):
         raise InvalidInput(
             "user", terms.user, "must be a column of the schema, with ignore = true unless it is to be synthesized"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -24,18 +23,16 @@ from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.synthetic.claim import DEGREES, FACTS, MEASUREMENTS, TABLE
 from dpfy.synthetic.columns import Codes
-from dpfy.synthetic.constraints import within_bins
 from dpfy.synthetic.counts import Marginals, count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.estimate import MEAN
 from dpfy.synthetic.meter import Meter
-from dpfy.synthetic.plan import DEFAULTS, Plan, SynthesisOptions, SynthesisTerms, plan
+from dpfy.synthetic.plan import DEFAULTS, NETWORKS, Plan, SynthesisOptions, SynthesisTerms, plan
 from dpfy.synthetic.rows import table_of
 from dpfy.synthetic.start import public_potentials
 from dpfy.synthetic.task import Model, Progress, Task, nothing_to_show
+from dpfy.synthetic.writing import allowed, written
 
-CHUNK = 1 << 16
-"""Rows that are written at a time."""
 SURE = 0.95
 SHOWN = 40
 """Measured marginals that the card lists; all are in synthesis.json."""
@@ -87,8 +84,13 @@ def synthesize(
     """
     progress("planning", 0.0)
     _check_public(data, public)
+    place = run if isinstance(run, Place) else Place(run)
+    if options.method in NETWORKS:
+        from dpfy.synthetic.networks import run as networks  # not before: it trains, and training looks at this package
+
+        return finished(networks.execute(data, Domain.given(schema), terms, options, place, public, progress))
     made = plan(Domain.given(schema), terms, options)
-    return execute(data, made, run if isinstance(run, Place) else Place(run), public, progress)
+    return execute(data, made, place, public, progress)
 
 
 def execute(data: Any, made: Plan, place: Place, public: Any = None, progress: Progress = nothing_to_show) -> Synthetic:
@@ -107,9 +109,10 @@ def execute(data: Any, made: Plan, place: Place, public: Any = None, progress: P
         task = Task(made.domain, made.weights, meter, options.most_cells, made.terms.records, options.device, progress, start)
         model = made.method.rule(task, made.method)
         progress("drawing rows", 1.0)
-        codes = _allowed(made.domain, model, options.rows or max(1, round(model.total)), folder)
+        rng = folder.randomness.generator("synthetic rows", 0)
+        codes = allowed(made.domain, model.rows(options.rows or max(1, round(model.total)), rng))
         facts = _facts(made, meter, model, codes) | {"error": errors(meter, codes, model.total)}
-        folder.write(TABLE, _written(made.domain, codes, folder))
+        folder.write(TABLE, written(made.domain, codes, folder.randomness))
         folder.write(MEASUREMENTS, _kept(meter))
         folder.write(FACTS, json.dumps(facts, indent=1).encode())
         folder.tell(name, **_told(facts))
@@ -148,35 +151,6 @@ def _check_records(marginals: Marginals, terms: SynthesisTerms) -> None:
     if terms.records not in (None, marginals.records):
         rule = "is not the number of records in the data, which must be public to be given"
         raise InvalidInput("records", terms.records, rule)
-
-
-def _allowed(domain: Domain, model: Model, count_: int, folder: RunFolder) -> Codes:
-    """Rows of the model that obey the constraints: those that rounding let through are left out."""
-    codes = model.rows(count_, folder.randomness.generator("synthetic rows", 0))
-    keep = np.ones(len(codes), bool)
-    for rule in domain.constraints:
-        keep &= rule.allowed(domain.columns)[tuple(codes[:, number] for number in rule.clique)]
-    return codes[keep]
-
-
-def _written(domain: Domain, codes: Codes, folder: RunFolder) -> bytes:
-    """The table as CSV."""
-    whole = io.StringIO()
-    whole.write(_line(domain.names))
-    for number, start in enumerate(range(0, len(codes), CHUNK)):
-        rng = folder.randomness.generator("synthetic values", number)
-        columns = within_bins(domain.columns, domain.constraints, codes[start : start + CHUNK], rng)
-        safe = [[_cell(text) for text in column] for column in columns]
-        whole.writelines(",".join(row) + "\n" for row in zip(*safe, strict=True))
-    return whole.getvalue().encode()
-
-
-def _cell(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n\r;\t') else text
-
-
-def _line(cells: tuple[str, ...]) -> str:
-    return ",".join(_cell(text) for text in cells) + "\n"
 
 
 def _kept(meter: Meter) -> bytes:

@@ -34,6 +34,7 @@ from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import EXACT, RECORD, UNIT, Plan, dpsgd
 from dpfy.prediction import bench as answers
 from dpfy.synthetic import bench as synthetic
+from dpfy.synthetic.evolution import bench as synthetic_evolution
 from dpfy.synthetic.images import bench as synthetic_images
 from dpfy.training.audited import observe_crash, observe_error, observe_gradients, observe_write
 from dpfy.training.user_audit import observe_users
@@ -283,6 +284,14 @@ class TrainingBench:
     def picture_squares(self, bug: Any) -> tuple[float, float]:
         """What the sums of a synthesis of images take, and what is claimed."""
         return synthetic_images.spent(bug.pictures)
+
+    def evolutions(self, bug: Any) -> Iterator[tuple[str, Any, Any, Any, bool]]:
+        """Private evolutions from two sets of records each."""
+        return synthetic_evolution.runs(bug.evolution)
+
+    def evolution_squares(self, bug: Any) -> tuple[float, float]:
+        """What the rounds of a private evolution take, and what is claimed."""
+        return synthetic_evolution.spent(bug.evolution)
 
     def users(self, rows: Array, owners: NDArray[np.int64], bug: Any, *, noise: float, steps: int = 1) -> Array:
         """User-level training on these records, with a bug's parts in place."""

@@ -9,6 +9,7 @@ from dpfy.audit.bugs import (
     clients,
     clipping,
     clusters,
+    evolutions,
     labels,
     linear,
     local,
@@ -24,7 +25,7 @@ from dpfy.audit.bugs import (
 )
 
 PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *labels.BUGS, *answers.BUGS)
-SYNTHETIC: tuple[Bug, ...] = (*tables.BUGS, *pictures.BUGS)
+SYNTHETIC: tuple[Bug, ...] = (*tables.BUGS, *pictures.BUGS, *evolutions.BUGS)
 LEARNERS: tuple[Bug, ...] = (*linear.BUGS, *trees.BUGS, *clusters.BUGS)
 BUGS: tuple[Bug, ...] = (
     *noise.BUGS,

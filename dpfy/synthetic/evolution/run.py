@@ -185,33 +185,7 @@ class Population:
         return whole.getvalue()
 
 
-def evolved(
-    population: Population,
-    voters: Array,
-    labels: Whole,
-    permit: Permit,
-    randomness: Randomness,
-    bind: Callable[[str, bytes], None] = no_binding,
-) -> tuple[Population, Array]:
-    """All rounds: votes with noise, then the next samples. The last votes choose among what is there.
-
-    Guarantees: a record adds one to one count of a round, whatever it is; all rounds together are within the claim.
-    """
-    claim = population.claim
-    noise = noise_of(squares(claim.noise_multiplier) / Fraction(claim.rounds))
-    votes = np.zeros((claim.classes, claim.size))
-    for number in range(claim.rounds):
-        places = np.stack([population.vectors(held) for held in population.samples])
-        counts = _votes(voters, labels, places)
-        bind(f"{claim.name} {number}", counts.tobytes())
-        mechanism = PartOfGaussian(noise, whole=claim.event)
-        found = mechanism.release(Bounded(counts, Bound.scalar(1.0)), permit, randomness, number).value
-        votes = np.where(np.asarray(found) > HEARD * noise, found, 0.0).reshape(claim.classes, claim.size)
-        population = population.next(votes, randomness, number)
-    return population, votes
-
-
-def _votes(voters: Array, labels: Whole, places: Array) -> Whole:
+def votes_of(voters: Array, labels: Whole, places: Array) -> Whole:
     """How many records have each sample for their nearest among those of their class."""
     classes, size = places.shape[:2]
     counts = np.zeros(classes * size, np.int64)
@@ -219,6 +193,55 @@ def _votes(voters: Array, labels: Whole, places: Array) -> Whole:
         part, mine = voters[start : start + CHUNK], labels[start : start + CHUNK]
         counts += np.bincount(mine * size + nearest(part, mine, places), minlength=classes * size)
     return counts
+
+
+def noise_of_round(claim: Evolution) -> float:
+    """The noise of one round, of which all together amount to that of the claim."""
+    return noise_of(squares(claim.noise_multiplier) / Fraction(claim.rounds))
+
+
+def heard_of(found: Array, noise: float, counts: Whole) -> Array:
+    """Noisy votes, without those that the noise drowns; of the counts themselves nothing is used."""
+    return np.where(np.asarray(found) > HEARD * noise, found, 0.0)
+
+
+@dataclass(frozen=True)
+class VoteSteps:
+    """How a round is made: how records vote, with how much noise, and which votes are heard. Others than these are for mistakes."""
+
+    votes: Callable[[Array, Whole, Array], Whole] = votes_of
+    noise: Callable[[Evolution], float] = noise_of_round
+    heard: Callable[[Array, float, Whole], Array] = heard_of
+
+
+SHIPPED = VoteSteps()
+
+
+def evolved(
+    population: Population,
+    voters: Array,
+    labels: Whole,
+    permit: Permit,
+    randomness: Randomness,
+    bind: Callable[[str, bytes], None] = no_binding,
+    steps: VoteSteps = SHIPPED,
+) -> tuple[Population, Array]:
+    """All rounds: votes with noise, then the next samples. The last votes choose among what is there.
+
+    Guarantees: a record adds one to one count of a round, whatever it is; all rounds together are within the claim.
+    """
+    claim = population.claim
+    noise = steps.noise(claim)
+    votes = np.zeros((claim.classes, claim.size))
+    for number in range(claim.rounds):
+        places = np.stack([population.vectors(held) for held in population.samples])
+        counts = steps.votes(voters, labels, places)
+        bind(f"{claim.name} {number}", counts.tobytes())
+        mechanism = PartOfGaussian(noise, whole=claim.event)
+        found = mechanism.release(Bounded(counts, Bound.scalar(1.0)), permit, randomness, number).value
+        votes = steps.heard(found, noise, counts).reshape(claim.classes, claim.size)
+        population = population.next(votes, randomness, number)
+    return population, votes
 
 
 def drawn_by(votes: Array, count: int, rng: np.random.Generator) -> Whole:

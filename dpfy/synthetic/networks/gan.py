@@ -1,0 +1,112 @@
+"""DP-GAN: a discriminator trained with DP-SGD on records and generated rows, and a generator that learns from its weights.
+
+The records meet the discriminator alone, in the pipeline of every training of this package; the generator is post-processing (Xie et al.
+2018; that many discriminator steps for one of the generator serve best: Bie et al. 2023).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from dpfy.core import reading
+from dpfy.core.errors import InvalidInput
+from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.runs.folder import Place
+from dpfy.synthetic.claim import FACTS, TABLE
+from dpfy.synthetic.counts import encoded
+from dpfy.synthetic.domain import Domain
+from dpfy.synthetic.networks.claim import GeneratedRows
+from dpfy.synthetic.networks.tables import Discriminator, Maker, one_hot, seeded
+from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
+from dpfy.synthetic.task import Progress
+from dpfy.synthetic.writing import allowed, written
+from dpfy.training.loop import PrivateTraining
+from dpfy.training.run import Run, RunFolder, complete
+from dpfy.training.runtime import Runtime
+
+BATCH, STEPS, CLIP, RATE, BETAS = 600, 1200, 1.0, 1e-3, (0.5, 0.9)
+"""Of the discriminator's training: records of a step on average, steps, clip norm, and its optimizer (Adam). Where there are fewer
+records than a batch all take part in every step, so that no batch is empty: its chance is below e^-600."""
+EVERY = 3
+"""Steps of the discriminator for one of the generator."""
+LESSON = 512
+"""Rows in a step of the generator."""
+WORDS = "a generator against a discriminator that was trained privately (DP-GAN)"
+
+
+def planned(domain: Domain, terms: SynthesisTerms, options: SynthesisOptions) -> tuple[Plan, GeneratedRows]:
+    """The plan of the discriminator, and the claim of the rows: nothing of it depends on the records."""
+    if terms.records is None:
+        raise InvalidInput(
+            "records", None, "must be given for dp-gan, the public number of records, of which each step takes a part"
+        )
+    recipe = dpsgd(terms.records, min(BATCH, terms.records), steps=STEPS, clip_norm=CLIP)
+    plan = recipe.calibrate(terms.epsilon, terms.delta)
+    about = {"unit": recipe.unit, "adjacency": recipe.adjacency, "delta": plan.delta, "accountant": plan.accountant}
+    return plan, GeneratedRows(str(domain), options.rows or terms.records, records=recipe.records, **about)  # type: ignore[arg-type]
+
+
+def execute(
+    data: Any, domain: Domain, terms: SynthesisTerms, options: SynthesisOptions, place: Place, progress: Progress
+) -> Path:
+    """The finished folder of a DP-GAN.
+
+    Guarantees: the plan is reserved before `data` is opened; records are read by the noisy steps of the discriminator and by nothing
+    else. A killed run begins again and makes the same steps, with the same noise for the same sums.
+    """
+    plan, claim = planned(domain, terms, options)
+    held = {field.name: getattr(place, field.name) for field in fields(Place)}
+    run = Run(**held, checkpoint_every=math.inf, beside=(claim,))
+    if complete(run, plan):
+        return Path(run.path)
+    with RunFolder(run, plan) as folder:
+        progress("reading", 0.0)
+        codes = torch.from_numpy(np.concatenate(list(encoded(data, domain)), axis=1).T.copy())
+        if len(codes) != terms.records:
+            rule = "is not the number of records in the data, which must be public to be given"
+            raise InvalidInput("records", terms.records, rule)
+        with seeded(folder.randomness, "discriminator"):
+            critic = Discriminator(sum(domain.sizes))
+        optimizer = torch.optim.Adam(critic.parameters(), lr=RATE, betas=BETAS)
+        judge = copy.deepcopy(critic).requires_grad_(False)
+        with PrivateTraining(critic, optimizer, (codes,), plan, folder, runtime=Runtime(device=options.device)) as training:
+            maker = Maker.fresh(domain.sizes, folder.randomness, options.device)
+            adversaries(training, maker, judge.to(options.device), domain, progress)
+            folder.tell(claim.name, **publish(folder, domain, maker, claim.rows))
+    return Path(run.path)
+
+
+def adversaries(training: PrivateTraining, maker: Maker, judge: Discriminator, domain: Domain, progress: Progress) -> None:
+    """All steps of both. `judge` is a copy of the discriminator, for the generator to learn from."""
+    critic, steps, last, place = training.model, training.plan.recipe.steps, -1, 0
+    for (codes,) in training.batches():
+        step = training.steps_done
+        last, place = step, place + 1 if step == last else 0  # a logical batch may come in several pieces
+        pairs = torch.stack([one_hot(codes, domain.sizes), maker.fakes(f"critic {place}", step, len(codes))], dim=1)
+        scores = critic(pairs)
+        training.step(functional.softplus(-scores[:, 0]) + functional.softplus(scores[:, 1]))
+        if training.boundary and step % EVERY == EVERY - 1:
+            judge.load_state_dict(critic.state_dict())
+            maker.learn(judge, step, LESSON)
+            progress("training", training.steps_done / steps)
+
+
+def publish(folder: RunFolder, domain: Domain, maker: Maker, count: int) -> dict[str, Any]:
+    """Write the table, and what there is to say about it. Where a run stopped at its very end, what it wrote stands."""
+    if folder.state.is_file() and (folder.path / FACTS).is_file():
+        facts = reading.parsed_json(FACTS, reading.content(FACTS, folder.path / FACTS))
+    else:
+        rows = allowed(domain, maker.rows(count, folder.randomness.generator("synthetic rows", 0)))
+        folder.write(TABLE, written(domain, rows, folder.randomness))
+        facts = {"method": WORDS, "rows": len(rows), "columns": list(domain.names), "measured": 0, "error": {}}
+        folder.write(FACTS, json.dumps(facts | {"model": maker.facts()}, indent=1).encode())
+    return {"rows_made": facts["rows"], "table": TABLE}

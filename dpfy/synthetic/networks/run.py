@@ -1,0 +1,28 @@
+"""A table by a network: what is asked is checked, and handed to the method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dpfy.core.errors import InvalidInput
+from dpfy.runs.folder import Place
+from dpfy.synthetic.domain import Domain
+from dpfy.synthetic.networks import gan, teachers
+from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
+from dpfy.synthetic.run import one_thread
+from dpfy.synthetic.task import Progress
+
+METHODS = {"dp-gan": gan.execute, "pate-gan": teachers.execute}
+
+
+def execute(
+    data: Any, domain: Domain, terms: SynthesisTerms, options: SynthesisOptions, place: Place, public: Any, progress: Progress
+) -> Path:
+    """The finished folder of a synthesis by a network."""
+    way_out = f"is for methods that measure marginals, aim or mst say; {options.method} trains a network"
+    for field, given in (("workload", options.workload), ("target", options.target), ("public", public), ("user", terms.user)):
+        if given is not None:
+            raise InvalidInput(field, given if isinstance(given, str | int) else type(given).__name__, way_out)
+    with one_thread():
+        return METHODS[options.method](data, domain, terms, options, place, progress)

@@ -1,0 +1,164 @@
+"""Synthetic text, from what is asked to the run folder: plan, reserve, read, train privately, sample, card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpfy.core import check, reading
+from dpfy.core.errors import InvalidInput
+from dpfy.core.unit import Unit
+from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.report import card
+from dpfy.runs.folder import Place
+from dpfy.synthetic.networks.tables import seeded
+from dpfy.synthetic.text.claim import FACTS, TEXTS, GeneratedText
+from dpfy.synthetic.text.tokens import ByteTokens, ByteTransformer, Tokens, losses_of, rows_of, sampled
+from dpfy.training.load import load
+from dpfy.training.loop import PrivateTraining
+from dpfy.training.run import Run, RunFolder, complete
+from dpfy.training.runtime import Runtime
+
+Texts = Sequence[str] | Callable[[], Sequence[str]]
+SAMPLED = 256
+"""Texts that are sampled at a time."""
+
+
+@dataclass(frozen=True)
+class TextTerms:
+    """What synthetic text may cost. `records` is the public number of texts, one of which, added or removed, is hidden."""
+
+    epsilon: float
+    delta: float
+    records: int
+
+    def __post_init__(self) -> None:
+        check.epsilon("epsilon", self.epsilon)
+        check.delta("delta", self.delta)
+        check.integer("records", self.records, least=2, most=check.RECORDS)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How it is made: `texts` to sample, the first `length` tokens of each text are read, and how the model is trained (Adam).
+
+    `batch_size` texts take part in a step on average, in `epochs` passes; the contribution of a text is clipped to `clip_norm`.
+    """
+
+    texts: int = 100
+    length: int = 64
+    batch_size: int = 256
+    epochs: float = 3.0
+    learning_rate: float = 2e-3
+    clip_norm: float = 1.0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        GeneratedText(self.texts, self.length, "tokens")
+        check.integer("batch_size", self.batch_size)
+        check.positive("epochs", self.epochs)
+        check.positive("learning_rate", self.learning_rate)
+        check.positive("clip_norm", self.clip_norm)
+
+
+@dataclass(frozen=True)
+class SyntheticText:
+    """What was made: a run folder with the texts, the model and the card."""
+
+    run: Path
+    model: nn.Module = field(repr=False)
+    facts: dict[str, Any]
+    card: dict[str, Any] = field(repr=False)
+
+    @property
+    def texts(self) -> list[str]:
+        """The synthetic texts."""
+        lines = (self.run / TEXTS).read_text(encoding="utf-8").splitlines()
+        return [json.loads(line)["text"] for line in lines]
+
+
+def planned(terms: TextTerms, options: TextOptions, tokens: Tokens) -> tuple[Plan, GeneratedText]:
+    """The plan of the training and the claim of the texts: nothing of it depends on the private texts."""
+    batch = min(options.batch_size, terms.records)
+    unit = Unit(tokens=options.length)
+    recipe = dpsgd(terms.records, batch, epochs=options.epochs, clip_norm=options.clip_norm, unit=unit)
+    plan = recipe.calibrate(terms.epsilon, terms.delta)
+    about: dict[str, Any] = {"unit": unit, "adjacency": recipe.adjacency, "delta": plan.delta, "accountant": plan.accountant}
+    return plan, GeneratedText(options.texts, options.length, tokens.words, records=terms.records, **about)
+
+
+def synthesize_text(
+    texts: Texts,
+    *,
+    terms: TextTerms,
+    run: Place | str | Path,
+    options: TextOptions | None = None,
+    model: nn.Module | None = None,
+    tokens: Tokens | None = None,
+) -> SyntheticText:
+    """Train a language model privately on texts, and sample from it, in a run folder that anyone can verify.
+
+    `texts` is a list of strings, or a function that gives one and is called when the bill is reserved. `model` is any causal language
+    model that gives logits for `input_ids`, Hugging Face's say, whose weights are public; with `tokens`, its public vocabulary. Without
+    it a small transformer of bytes is trained from random weights.
+
+    Guarantees: the plan is reserved before `texts` is called; of each text the first `length` tokens are read, and its contribution to
+    a step is clipped as one; what is published is the trained model and samples of it. A killed run goes on to the same texts.
+    """
+    chosen, known = options or TextOptions(), tokens or ByteTokens()
+    plan, claim = planned(terms, chosen, known)
+    place = run if isinstance(run, Place) else Place(run)
+    held = {item.name: getattr(place, item.name) for item in fields(Place)}
+    asked = Run(**held, beside=(claim,))
+    if complete(asked, plan):
+        return finished(Path(asked.path), model or ByteTransformer(chosen.length))
+    with RunFolder(asked, plan) as folder:
+        rows = _read(texts, known, chosen.length, terms.records)
+        with seeded(folder.randomness, "language model"):
+            language = model or ByteTransformer(chosen.length)
+        trained = [p for p in language.parameters() if p.requires_grad]
+        optimizer = torch.optim.Adam(trained, lr=chosen.learning_rate)
+        runtime = Runtime(device=chosen.device, max_physical_batch=min(plan.recipe.records, 256))
+        with PrivateTraining(language, optimizer, (rows,), plan, folder, runtime=runtime) as training:
+            for (part,) in training.batches():
+                training.step(losses_of(language, part, known.end))
+            folder.tell(claim.name, **_sampled(folder, language, claim, known))
+    return finished(Path(asked.path), language)
+
+
+def _read(texts: Texts, tokens: Tokens, length: int, records: int) -> torch.Tensor:
+    """The tokens of all texts; refuses what is no list of so many texts."""
+    held = texts() if callable(texts) else texts
+    if isinstance(held, str) or not all(isinstance(text, str) for text in held):
+        raise InvalidInput("texts", type(held).__name__, "must be a list of strings, one for each text")
+    if len(held) != records:
+        raise InvalidInput("records", records, "is not the number of texts, which must be public to be given")
+    return rows_of(held, tokens, length)
+
+
+def _sampled(folder: RunFolder, model: nn.Module, claim: GeneratedText, tokens: Tokens) -> dict[str, Any]:
+    """Sample and write all texts; what the card repeats."""
+    was, made = model.training, []
+    model.eval()
+    for start in range(0, claim.texts, SAMPLED):
+        key = folder.randomness.key("synthetic text", start, 7)
+        generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
+        made += sampled(model, min(SAMPLED, claim.texts - start), claim.length, tokens, generator)
+    model.train(was)
+    folder.write(TEXTS, "".join(json.dumps({"text": text}) + "\n" for text in made).encode())
+    facts = {"texts": len(made), "characters": sum(map(len, made)), "model": type(model).__name__}
+    folder.write(FACTS, json.dumps(facts, indent=1).encode())
+    return {"texts_made": len(made), "file": TEXTS}
+
+
+def finished(path: Path, model: nn.Module) -> SyntheticText:
+    """Synthetic text of a finished run, with the released weights in `model`."""
+    facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
+    stated = reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+    return SyntheticText(path, load(path, model), facts, stated)
