@@ -86,12 +86,16 @@ def test_any_cohort_at_any_weights_gets_the_updates_of_each_by_itself(device, mo
     recorded, alone = both(net, local, device)
     assert recorded._recorded is not None
     rng, given = np.random.default_rng(5), []
+    sent = {name: p.detach().clone() for name, p in net.named_parameters()}
+    kept = recorded._recorded(sent, torch.arange(9, device=device), *recorded._minibatches(0, np.arange(9)))
+    copies = {name: rows.clone() for name, rows in kept.items()}
     for step, size in enumerate((30, 29, 1, 40, 30, 0, 9)):
         who = np.sort(rng.permutation(40)[:size])
         given.append((recorded(step, who), alone(step, who)))
         with torch.no_grad():  # what graphs were recorded with is not what they are to read
             for p in net.parameters():
                 p.mul_(0.9)
+    assert all(map(torch.equal, kept.values(), copies.values()))
     for found, expected in given:  # after all rounds: none overwrote what another had given
         for name, rows in expected.items():
             assert found[name].shape == rows.shape

@@ -113,7 +113,7 @@ def test_memory_is_used_again_by_the_next_pass_of_a_thread_alone():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_passes_in_the_same_memory_are_those_in_new(seed):
-    """Of other sizes and weights, one after the other: nothing is left of the pass before."""
+    """Of other sizes and weights, one after the other: nothing is left of the pass before, not even if that was poisoned."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     model, shape = random_chain(rng)
@@ -123,6 +123,9 @@ def test_passes_in_the_same_memory_are_those_in_new(seed):
             n: torch.randn(clients, *p.shape, dtype=torch.float64, requires_grad=True) for n, p in model.named_parameters()
         }
         x = torch.randn(clients, rows, *shape, dtype=torch.float64)
+        memory.begin()
+        poisoned = torch.full_like(x, float("nan"))
+        torch.autograd.grad(tiled(made, weights, poisoned, memory).sum(), list(weights.values()))
         memory.begin()
         found = [torch.autograd.grad(tiled(made, weights, x, m).square().sum(), list(weights.values())) for m in (None, memory)]
         assert all(map(torch.equal, *found))
