@@ -54,6 +54,7 @@ def trees():
         "GradientBoosting": estimators.GradientBoostingClassifier,
         "RandomForest": estimators.RandomForestClassifier,
         "DecisionTree": estimators.DecisionTreeClassifier,
+        "SoftTree": estimators.SoftTreeClassifier,
     }
 
 

@@ -36,7 +36,6 @@ MAY_IMPORT = {
     "training": BELOW_PLAN
     | {"plan", "models", "data", "report", "runs", "local", "prediction", "estimators", "synthetic", "labels"},
     "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
-    "soft_trees": {"core", "plan", "data", "runs", "training", "estimators"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "synthetic": BELOW_PLAN | {"plan", "data", "report", "runs", "training", "prediction", "audit"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},

@@ -1,8 +1,5 @@
 """Classical learners with scikit-learn's interface: `fit`, `predict`, a card."""
 
-import importlib
-from typing import Any
-
 from dpfy.estimators.clusters import GaussianMixture, KMeans
 from dpfy.estimators.components import PCA
 from dpfy.estimators.estimator import ESTIMATORS, PrivateClassifier, PrivateEstimator, PrivateRegressor, load
@@ -17,6 +14,8 @@ from dpfy.estimators.trees import (
     GradientBoostingRegressor,
     RandomForestClassifier,
     RandomForestRegressor,
+    SoftTreeClassifier,
+    SoftTreeRegressor,
 )
 
 __all__ = [
@@ -45,10 +44,3 @@ __all__ = [
     "SoftTreeRegressor",
     "load",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Soft trees stand above training, and are found when they are first used: others never pay for torch."""
-    if name in ("SoftTreeClassifier", "SoftTreeRegressor"):
-        return getattr(importlib.import_module("dpfy.soft_trees"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -64,6 +64,8 @@ CASES: dict[str, Case] = {
     "forest, numbers": Case("RandomForestRegressor", {"n_estimators": 30, "target_bounds": (-1, 1)}, "points"),
     "top-down tree": Case("DecisionTreeClassifier", {"max_depth": 2}),
     "top-down tree, numbers": Case("DecisionTreeRegressor", {"max_depth": 2, "target_bounds": (-1, 1)}, "points"),
+    "soft trees": Case("SoftTreeClassifier", {"rounds": 3, "epsilon": 30.0}),
+    "soft trees, numbers": Case("SoftTreeRegressor", {"rounds": 3, "epsilon": 30.0, "target_bounds": (-1, 1)}, "points"),
     **{
         f"k-means, {method}": Case("KMeans", {"method": method, "n_clusters": 2, "epsilon": 30.0}, "points")
         for method in ("coreset", "lloyd", "synopsis", "hybrid", "aggregate")

@@ -6,7 +6,6 @@ what was released (`_take`). The rest is here, once: terms, columns, ledger, fol
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +33,6 @@ from dpfy.runs.folder import Place
 COMMON = ("epsilon", "delta", "accountant", "adjacency", "schema", "bounds", "records", "ledger", "run", "random_state")
 ESTIMATORS: dict[str, type[PrivateEstimator]] = {}
 """Every estimator by its name: a file names one, and nothing is imported because of it."""
-READERS = {"model.safetensors": "dpfy.soft_trees.estimators"}
-"""Who reads (`loaded`) fitted estimators whose run folders are of another kind, by the file that tells such a folder."""
 
 
 @dataclass(frozen=True)
@@ -317,9 +314,6 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
 
 def load(run: str | Path) -> Any:
     """The fitted estimator of a finished run folder: it predicts as the one that was fitted."""
-    for file, reader in READERS.items():
-        if (Path(run) / file).is_file():
-            return importlib.import_module(reader).loaded(Path(run))
     release = Release.of(Path(run))
     name = release.model.facts.get("estimator")
     if name not in ESTIMATORS:

@@ -30,6 +30,7 @@ SHORT = {
     "boosted-trees": "GradientBoostingClassifier",
     "forest": "RandomForestClassifier",
     "tree": "DecisionTreeClassifier",
+    "soft-trees": "SoftTreeClassifier",
     "mixture": "GaussianMixture",
 }
 """Names on the command line; every estimator is known by its own name in small letters with dashes, too."""

@@ -34,7 +34,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "boosting": ("GradientBoostingClassifier", {}),
     "forest": ("RandomForestClassifier", {}),
     "top-down": ("DecisionTreeClassifier", {}),
-    "soft-trees": ("SoftTreeClassifier", {"records": 24_130}),
+    "soft-trees": ("SoftTreeClassifier", {}),
 }
 """Estimators with their defaults: one rule for all epsilons."""
 ASKED: dict[str, dict[float, tuple[float, ...]]] = {

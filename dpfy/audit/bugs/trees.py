@@ -14,7 +14,7 @@ from dpfy.audit.learners import NEIGHBOURS, NOISE
 HOME = "dpfy.estimators"
 TREES = f"{HOME}.trees"
 RELEASE = f"{HOME}.fitting.Fit.release"
-ADDITIVE, BOOSTED, FOREST, TOP_DOWN = "additive boosting", "boosted trees", "forest", "top-down tree"
+ADDITIVE, BOOSTED, FOREST, TOP_DOWN, SOFT = "additive boosting", "boosted trees", "forest", "top-down tree", "soft trees"
 FEW = 3
 
 
@@ -63,6 +63,11 @@ def majority(real: Any) -> Any:
         return found
 
     return learn
+
+
+def of_one(real: Any) -> Any:
+    """The square of the first of several numbers stands for all of them."""
+    return lambda rows: real(rows[:1])
 
 
 BUGS = (
@@ -121,5 +126,19 @@ BUGS = (
         NEIGHBOURS,
         learner={f"{TREES}.top_down._TopDown._learn": majority},
         case=TOP_DOWN,
+    ),
+    Bug(
+        "one-split-in-the-norm",
+        "gradients of soft trees are shortened by the norm of one split and one leaf",
+        NEIGHBOURS,
+        learner={f"{TREES}.soft._squares": of_one},
+        case=SOFT,
+    ),
+    Bug(
+        "beginning-billed-for-a-third",
+        "rows, rows times residuals and a count are released together with noise for one of them",
+        NEIGHBOURS,
+        learner={f"{TREES}.soft.THIRD": lambda real: 1.0},
+        case=SOFT,
     ),
 )

@@ -1,8 +1,9 @@
-"""Trees and boosting: additive functions, boosted trees, forests, and a tree grown from the top."""
+"""Trees and boosting: additive functions, boosted trees, forests, a tree grown from the top, and soft trees."""
 
 from dpfy.estimators.trees.additive import AdditiveBoostingClassifier, AdditiveBoostingRegressor
 from dpfy.estimators.trees.boosted import GradientBoostingClassifier, GradientBoostingRegressor
 from dpfy.estimators.trees.forest import RandomForestClassifier, RandomForestRegressor
+from dpfy.estimators.trees.soft import SoftTreeClassifier, SoftTreeRegressor
 from dpfy.estimators.trees.top_down import DecisionTreeClassifier, DecisionTreeRegressor
 
 __all__ = [
@@ -14,4 +15,6 @@ __all__ = [
     "GradientBoostingRegressor",
     "RandomForestClassifier",
     "RandomForestRegressor",
+    "SoftTreeClassifier",
+    "SoftTreeRegressor",
 ]
