@@ -66,7 +66,9 @@ def table(
     ledger: Annotated[Path | None, option("Ledger of the data set, over all its releases.")] = None,
     user: Annotated[str | None, option("Column that says whose a record is.")] = None,
     most_records: Annotated[int | None, option("Most records of one user that are used.")] = None,
-    records: Annotated[int | None, option("Public number of records: protects replacing one.")] = None,
+    records: Annotated[
+        int | None, option("Public number of records: protects replacing one (dp-gan: adding or removing one).")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     insecure_seed: Annotated[int | None, option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
     as_json: Json = False,

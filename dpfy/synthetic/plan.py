@@ -41,7 +41,8 @@ class SynthesisTerms:
     """What a synthesis may cost, and whose data it protects. All of it is public.
 
     `user` names the column that says whose a record is: all records of a user are then protected together, of which the first
-    `most_records` are used. `records` is the public number of records; the guarantee is then for replacing one.
+    `most_records` are used. `records` is the public number of records; the guarantee is then for replacing one (of dp-gan, as of any
+    training, for adding or removing one).
     """
 
     epsilon: float

@@ -177,6 +177,7 @@ def asked(method, **change):
         ("dp-gan", {"workload": 2}, "measure marginals"),
         ("pate-gan", {"target": "rich"}, "measure marginals"),
         ("pate-gan", {"rows": None}, "how many rows to make"),
+        ("pate-gan", {"device": "cuda"}, "must be cpu"),
         ("pate-gan", {"records": 200}, "left out"),
         ("pate-gan", {"user": "id", "most_records": 3}, "measure marginals"),
     ],

@@ -156,6 +156,8 @@ def test_secrets_learnt_by_heart_are_ranked_first_and_others_are_not():
         ({"texts": notes(119)}, "number of texts"),
         ({"texts": "one text"}, "list of strings"),
         ({"texts": [1] * 120}, "list of strings"),
+        ({"model": small_model(5)}, "of 12 tokens"),
+        ({"model": torch.nn.Linear(3, 3)}, "must give logits"),
         ({"terms": dpfy.TextTerms(4.0, 0.5, 120)}, "delta"),
     ],
 )

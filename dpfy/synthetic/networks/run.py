@@ -24,5 +24,7 @@ def execute(
     for field, given in (("workload", options.workload), ("target", options.target), ("public", public), ("user", terms.user)):
         if given is not None:
             raise InvalidInput(field, given if isinstance(given, str | int) else type(given).__name__, way_out)
+    if options.method == "pate-gan" and options.device != "cpu":
+        raise InvalidInput("device", options.device, "must be cpu for pate-gan")
     with one_thread():
         return METHODS[options.method](data, domain, terms, options, place, progress)

@@ -55,7 +55,8 @@ def copies(synthetic: Sequence[str], training: Sequence[str], *, holdout: Sequen
     `holdout` are texts of the same kind that the model was not trained on. What comes back is NOT private.
     """
     check.integer("run", run, least=2)
-    likeness = [_likeness(text, _index(training)) for text in synthetic] if training else [0.0] * len(synthetic)
+    index = _index(training)
+    likeness = [_likeness(text, index) for text in synthetic]
     return Copies(
         NOT_PRIVATE,
         run,

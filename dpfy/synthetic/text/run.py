@@ -19,7 +19,7 @@ from dpfy.report import card
 from dpfy.runs.folder import Place
 from dpfy.synthetic.networks.tables import seeded
 from dpfy.synthetic.text.claim import FACTS, TEXTS, GeneratedText
-from dpfy.synthetic.text.tokens import ByteTokens, ByteTransformer, Tokens, losses_of, rows_of, sampled
+from dpfy.synthetic.text.tokens import ByteTokens, ByteTransformer, Tokens, logits_of, losses_of, rows_of, sampled
 from dpfy.training.load import load
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, RunFolder, complete
@@ -112,6 +112,8 @@ def synthesize_text(
     a step is clipped as one; what is published is the trained model and samples of it. A killed run goes on to the same texts.
     """
     chosen, known = options or TextOptions(), tokens or ByteTokens()
+    if model is not None:
+        _try(model, known, chosen.length)
     plan, claim = planned(terms, chosen, known)
     place = run if isinstance(run, Place) else Place(run)
     held = {item.name: getattr(place, item.name) for item in fields(Place)}
@@ -130,6 +132,19 @@ def synthesize_text(
                 training.step(losses_of(language, part, known.end))
             folder.tell(claim.name, **_sampled(folder, language, claim, known))
     return finished(Path(asked.path), language)
+
+
+@torch.no_grad()
+def _try(model: nn.Module, tokens: Tokens, length: int) -> None:
+    """Refuse a model that does not know the tokens, or reads fewer of them at a time: on a text of ends, before anything is reserved."""
+    rule = f"must give logits for input_ids of {length} tokens, with the token {tokens.end} among those it knows"
+    try:
+        place = next(model.parameters()).device
+        found = logits_of(model, torch.full((1, length), tokens.end, dtype=torch.int64, device=place))
+    except (AttributeError, IndexError, RuntimeError, StopIteration, TypeError, ValueError):
+        raise InvalidInput("model", type(model).__name__, rule) from None
+    if found.ndim != 3 or found.shape[1] != length or found.shape[2] <= tokens.end:
+        raise InvalidInput("model", f"{type(model).__name__} with logits of shape {tuple(found.shape)}", rule)
 
 
 def _read(texts: Texts, tokens: Tokens, length: int, records: int) -> torch.Tensor:
