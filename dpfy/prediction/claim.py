@@ -113,7 +113,7 @@ class VoteClaim(Claim):
             Assumption(
                 "votes",
                 "the bill holds whatever the votes are",
-                "no epsilon was computed from the votes",
+                "it was not computed from the votes",
                 YES,
             ),
         ]
@@ -127,7 +127,7 @@ class VoteClaim(Claim):
             "classes": self.classes,
             "queries": self.queries,
             "answers": self.answers,
-            "accounting_of_votes": "independent of the data: no data-dependent epsilon was computed or is stated",
+            "accounting_of_votes": "independent of the data: not computed from the votes",
         }
 
     _title: ClassVar[str] = "Answers"

@@ -25,15 +25,16 @@ from dpfy.core.unit import EXAMPLE, Unit
 from dpfy.models.config import ModelConfig
 from dpfy.models.features import ScatteringFeatures
 from dpfy.models.scattering import LEAST_SIDE
-from dpfy.prediction import plan
+from dpfy.prediction import plan, vote_bill
 from dpfy.prediction import student as students
 from dpfy.prediction.claim import STUDENT_ANSWERS, STUDENT_MODEL, StudentAnswers
 from dpfy.prediction.diffusion import DiffusionMap
-from dpfy.prediction.networks import NetworkTraining, teach_networks
+from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
 from dpfy.prediction.predictor import PrivatePredictor, Voters
 from dpfy.prediction.rules import Ask
 from dpfy.prediction.student import Lesson, SemiSupervised, StudentLearner
-from dpfy.prediction.voters import checked, ridge, shards
+from dpfy.prediction.vote_bill import VoteBill
+from dpfy.prediction.voters import LinearVoters, checked, ridge, shards
 from dpfy.report import card as cards
 from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.training.load import Released
@@ -121,11 +122,13 @@ def train_student(
     learner: StudentLearner | None = None,
     owners: Any = None,
     measured: Measured = lambda model: {},
+    bill: VoteBill | None = None,
 ) -> Graduate:
     """A student of private teachers, released with its card. `private` are records and classes, or a function that opens them.
 
     `public` are inputs without labels, of the same shape, or a function; `place.public_data` must declare them. As many of them are
     asked about as the claim has questions, chosen by a public seed. `owners` say whose each record is: the person is then the unit.
+    With `bill`, `VoteBill.of(claim)`, what the answers told about the votes at hand is released too, and billed with them.
 
     Guarantees: all answers are reserved before a private record is read, and each is taken from that, durably, before its noise is
     drawn. Every unit is known to one teacher. What the student is given are public inputs and answers: so all that is released is as
@@ -135,10 +138,11 @@ def train_student(
         raise InvalidInput("public_data", (), "must declare the public inputs that the student learns from, for its card")
     if claim.unit != EXAMPLE and owners is None:
         raise InvalidInput("owners", None, f"must say whose each record is: the claim protects one {claim.unit.name}")
-    if complete(place, claim):
+    beside = () if bill is None else (bill.fitting(claim),)
+    if complete(place, claim, *beside):
         return graduate(place.path)
     school = _School(claim, private, public, teachers or GraphTeachers(), owners)
-    with PrivatePredictor(place, claim, school.taught) as predictor:
+    with PrivatePredictor(place, claim, school.taught, beside=beside) as predictor:
         answers = [answer.label for answer in predictor.answer_all(school.questions)]
         lesson = school.lesson(answers)
         model = (learner or SemiSupervised()).learn(lesson)
@@ -147,6 +151,8 @@ def train_student(
         folder.write(STUDENT_MODEL, students.to_bytes(model, shape, claim.classes))
         facts = {"teachers": _words(school.means), "public_inputs": len(lesson.inputs), "answered": len(lesson.rows)}
         folder.tell(claim.name, **facts, **measured(model))
+        if bill is not None:
+            vote_bill.released(folder, bill, school.votes())
         predictor.finish()
     return graduate(place.path)
 
@@ -157,6 +163,7 @@ class _School:
     inputs: Tensor
     known: DiffusionMap
     rows: NDArray[np.int64]
+    _made: NetworkVoters | LinearVoters
 
     def __init__(self, claim: StudentAnswers, private: Private, public: Public, means: Teachers, owners: Any) -> None:
         self.claim, self.means = claim, means
@@ -175,7 +182,7 @@ class _School:
         self.known = DiffusionMap(features(self.inputs))
         shape = {"voters": self.claim.voters, "classes": self.claim.classes}
         if isinstance(self.means, NetworkTraining):
-            made: Voters = teach_networks(
+            made: NetworkVoters | LinearVoters = teach_networks(
                 table, labels, **shape, training=self.means, owners=self._owners, randomness=folder.randomness
             )
         else:
@@ -183,7 +190,12 @@ class _School:
             read = _read(coordinates(self.known, table, places), self.means)
             made = ridge(read, labels, places, **shape, strength=self.means.strength)
         whose = None if self._owners is None else [str(owner) for owner in np.asarray(self._owners).ravel().tolist()]
+        self._made = made
         return OfRecords(made, table, labels, json.dumps([_words(self.means), whose]))
+
+    def votes(self) -> NDArray[np.int64]:
+        """What teachers say about the questions: private."""
+        return np.asarray(self._made.votes(self.questions))
 
     @property
     def questions(self) -> NDArray[np.float32]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import dpfy
 from dpfy.core import check, reading
+from dpfy.core.claim import Claim
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput
 from dpfy.core.storage import PRIVATE_MODE
 from dpfy.prediction.claim import VoteClaim
@@ -73,7 +74,7 @@ class PrivatePredictor:
     """Answers questions from private voters, as many as were paid for, in a run folder with a ledger and, at the end, a card.
 
     Use it as a context. `Place(..., resume=True)` goes on after a crash, with the same voters. `voters` may be a function that makes them
-    when the claim is reserved, given the folder.
+    when the claim is reserved, given the folder. `beside` are claims of other releases in the same folder, reserved with it.
 
     Guarantees: the whole claim is reserved in every ledger before the first question is looked at, and begun before the first answer; each
     release is taken from what was paid for, durably, before its noise is drawn; a question that was answered before is answered
@@ -81,12 +82,18 @@ class PrivatePredictor:
     """
 
     def __init__(
-        self, place: Place, claim: VoteClaim, voters: Voters | Callable[[RunFolder], Voters], *, block: int = BLOCK
+        self,
+        place: Place,
+        claim: VoteClaim,
+        voters: Voters | Callable[[RunFolder], Voters],
+        *,
+        block: int = BLOCK,
+        beside: Sequence[Claim] = (),
     ) -> None:
         if not callable(voters):
             _agree(claim, voters)
         self.claim, self.rule = claim, claim.tool
-        self.folder = RunFolder(place, claim)
+        self.folder = RunFolder(place, claim, *beside)
         try:
             if callable(voters):
                 voters = voters(self.folder)
@@ -151,7 +158,7 @@ class PrivatePredictor:
         made = {kind: most - self.purse.left()[kind] for kind, most in self.claim.most.items()}
         self.folder.tell(self.claim.name, made=made)
         self._cache.close()
-        return self.folder.finish(card.Facts(about, releases=sum(made.values())))
+        return self.folder.finish(card.Facts(about, releases=sum(made.values()) + len(self.folder.claims) - 1))
 
     def __enter__(self) -> Self:
         """Held until the block is left."""

@@ -118,6 +118,13 @@ class VoteBill(Claim):
             delta=answers.delta,
         )
 
+    def fitting(self, answers: VoteClaim) -> Self:
+        """This claim, if it is about these answers; else it is refused."""
+        for name in ("queries", "voters", "classes", "sigma", "check_sigma", "threshold"):
+            if getattr(self, name) != getattr(answers, name):
+                raise InvalidInput(f"bill.{name}", getattr(self, name), f"must be {getattr(answers, name)}, as of the answers")
+        return self
+
     @property
     def event(self) -> events.Event:
         """One Gaussian number."""
@@ -176,18 +183,26 @@ def sanitised(place: Place, claim: VoteBill, votes: Callable[[], Any]) -> dict[s
     if complete(place, claim):
         return stated(place.path)
     with RunFolder(place, claim) as folder:
-        held = np.ascontiguousarray(votes(), dtype=np.float64)
-        if held.shape != (claim.queries, claim.classes):
-            raise InvalidInput("votes", f"shape {held.shape}", f"must be {claim.queries} questions by {claim.classes} classes")
-        folder.bind(claim.name, held.tobytes())
-        found = claim.questions.smooth(held, claim.beta)
-        released, slack = noised(claim, found, folder.begin(claim.name), folder.randomness)
-        told = claim.stated(released, slack)
-        folder.write(BILL, json.dumps(told, indent=1).encode())
-        folder.tell(claim.name, **told)
+        released(folder, claim, votes())
         seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
         folder.finish(card.Facts({"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}, releases=1))
     return stated(place.path)
+
+
+def released(folder: RunFolder, claim: VoteBill, votes: Any) -> None:
+    """One bill in a folder that has reserved it. Votes of a wrong shape, or that are not one of every voter, are refused."""
+    held = np.ascontiguousarray(votes, dtype=np.float64)
+    if held.shape != (claim.queries, claim.classes):
+        raise InvalidInput("votes", f"shape {held.shape}", f"must be {claim.queries} questions by {claim.classes} classes")
+    if not (held.sum(axis=1) == claim.voters).all() or (held < 0).any() or (held != np.rint(held)).any():
+        raise InvalidInput(
+            "votes", "other sums", f"must be whole counts of {claim.voters} votes on every question, one of each voter"
+        )
+    folder.bind(claim.name, held.tobytes())
+    found = claim.questions.smooth(held, claim.beta)
+    told = claim.stated(*noised(claim, found, folder.begin(claim.name), folder.randomness))
+    folder.write(BILL, json.dumps(told, indent=1).encode())
+    folder.tell(claim.name, **told)
 
 
 def noised(claim: VoteBill, found: Bounded[float], permit: Permit, randomness: Randomness) -> tuple[float, float]:

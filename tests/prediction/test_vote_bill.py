@@ -8,30 +8,41 @@ import itertools
 import json
 import math
 import os
+import signal
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import dpfy
+from dpfy import accounting
 from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.events import Composed
 from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
-from dpfy.prediction import analysis
+from dpfy.prediction import GraphTeachers, SemiSupervised, StudentAnswers, analysis, plan, train_student
 from dpfy.prediction.analysis import ConfidentVote, DataDependent
 from dpfy.prediction.claim import Answers
 from dpfy.prediction.margins import Questions, by_lead
 from dpfy.prediction.vote_bill import VoteBill, noised, sanitised, stated, steps_below
-from dpfy.runs.folder import Place
+from dpfy.runs.folder import Place, RunFolder
 
 ALWAYS = ConfidentVote(-1e9, 1.0, 4.0)
 SHAPES = [(12, 2), (12, 3), (12, 4), (7, 4)]
 HELD = Path(os.environ.get("DPFY_DATA", "")) / "pate-votes"
+
+
+def rows(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, count)
+    return (rng.normal(size=(count, 5)) + 5 * np.eye(3, 5)[y]).astype(np.float32), y
 
 
 @cache
@@ -153,6 +164,41 @@ def test_a_release_carries_noise_of_its_multiplier_times_beta() -> None:
     assert made[0][1] == pytest.approx(0.05 * 4.0 * 4.7534, rel=1e-3)
 
 
+@pytest.mark.slow
+def test_a_student_may_come_with_the_bill_of_its_votes(tmp_path: Path) -> None:
+    """One folder, one ledger, one guarantee for both; the bill is that of the votes on the questions that were asked."""
+    x, y = rows(400, 1)
+    claim = StudentAnswers("gaussian", 3, 40, 8, 8, sigma=12.0, delta=1e-6)
+    bill = VoteBill.of(claim, order=3.0)
+    row = {"data": "made-up", "used_for": "a student", "provenance": "drawn here"}
+    place = Place(tmp_path / "run", seed=1, public_data=(row,))
+    how: dict[str, Any] = {"learner": SemiSupervised(epochs=1, joining=1), "teachers": GraphTeachers(directions=8)}
+    found = train_student(place, claim, (x, y), torch.from_numpy(rows(60, 2)[0]), bill=bill, **how)
+    assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
+    told = stated(tmp_path / "run")
+    assert told["epsilon_of_these_answers"] > 0
+    both = Composed((claim.event, bill.event))
+    assert found.card["guarantee"]["epsilon"] == pytest.approx(accounting.epsilon(both, 1e-6), rel=1e-3)
+    assert found.card["guarantee"]["epsilon"] > plan.spent(claim)
+    with pytest.raises(InvalidInput, match=r"bill\.sigma"):
+        train_student(place, claim, (x, y), torch.from_numpy(x), bill=replace(bill, sigma=99.0), **how)
+
+
+def test_killed_before_the_bill_is_written_it_goes_on_to_the_same_number(tmp_path: Path) -> None:
+    claim = VoteBill.of(Answers("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5))
+    votes = np.tile([30, 10], (30, 1))
+    pid = os.fork()
+    if pid == 0:
+        RunFolder.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+        sanitised(Place(tmp_path / "run", seed=3), claim, lambda: votes)
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    with pytest.raises(InvalidInput, match="must be what the run had"):
+        sanitised(Place(tmp_path / "run", seed=3, resume=True), claim, lambda: votes[:, ::-1])
+    again = sanitised(Place(tmp_path / "run", seed=3, resume=True), claim, lambda: votes)
+    assert again == sanitised(Place(tmp_path / "whole", seed=3), claim, lambda: votes)
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
@@ -183,6 +229,8 @@ def test_other_rules_and_other_votes_are_refused(tmp_path: Path) -> None:
     claim = VoteBill.of(Answers("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5))
     with pytest.raises(InvalidInput, match="votes"):
         sanitised(Place(tmp_path / "run"), claim, lambda: np.zeros((3, 2)))
+    with pytest.raises(InvalidInput, match="one of each voter"):
+        sanitised(Place(tmp_path / "run"), claim, lambda: np.full((30, 2), 19.0))
     assert not (tmp_path / "run" / "bill.json").exists()
     assert isinstance(claim.questions.renyi(np.full((30, 2), 20)), DataDependent)
 
