@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -55,7 +56,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
     streams = {"here": made.stream("here")}
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams["here"])
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: made.stream("side"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.stream("side"))
+    monkeypatch.setattr(graphs, "_recording_queue", graphs._recording_queue.__wrapped__)  # nothing of it stays
     monkeypatch.setattr(torch.cuda, "stream", lambda s: made.inside("stream"))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", made.graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"pool {sum('begin' in c for c in made)}")
@@ -147,3 +149,14 @@ def test_an_engine_goes_on_as_usual_where_graphs_do_not_work(problem: Any, clip:
     assert recorder.bounded_sum(torch.ones(2), clip, None) is None
     assert not recorder.on
     assert isinstance(recorder.problem, Exception)
+
+
+def test_all_graphs_are_recorded_on_one_queue(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each queue that products ran on keeps up to 32 MiB for them."""
+    monkeypatch.setattr(graphs, "_recording_queue", lru_cache(graphs._recording_queue))
+    used: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "stream", lambda s: (used.append(s), calls.inside("stream"))[1])
+    for _ in range(3):
+        graphs.GraphPool().record(lambda: None, torch.device("cpu"), 0)
+    assert len(used) == 3
+    assert len(set(map(id, used))) == 1

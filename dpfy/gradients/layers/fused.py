@@ -97,7 +97,7 @@ class _Linear(Function):
             return None, None, None, None
         if weight.dtype is not grad.dtype:  # autocast
             weight = weight.to(grad.dtype)
-        return grad.matmul(weight), None, None, None
+        return grad.mm(weight) if grad.dim() == 2 else grad.matmul(weight), None, None, None
 
 
 class _Scale(Function):
