@@ -24,6 +24,7 @@ from dpfy.labels.learners import KernelLearner
 from dpfy.labels.method import Method
 from dpfy.labels.self_training import KernelModel, Rules
 from dpfy.runs.folder import Place
+from dpfy.studies import images as whole_records
 from dpfy.studies import labels_sweep
 from dpfy.studies.labels_page import page
 from dpfy.studies.study import Cell, Options, Study
@@ -36,13 +37,18 @@ EPSILONS = {PROJECTION: (0.1, 0.5, 1.0), RR: (0.1, 0.5, 1.0)}
 METHODS = {name: Method(name) for name in EPSILONS}
 
 
+WHOLE = (0.1, 0.5)
+"""At which epsilons the recipe that protects whole records is run here; the study of images has it from 1 on."""
+WHOLE_SEEDS = range(3)
+
+
 def cells(options: Options) -> list[Cell]:
-    """The sweep on held-out training images of each data set, then its runs."""
+    """The sweep on held-out training images, the runs, and runs of the recipe that protects whole records."""
     found = []
     for data in ("embedded",) if options.fast else DATA:
         found.append(labels_sweep.cell(data, EPSILONS[PROJECTION], DELTA, functools.partial(training, data, options)))
         found += run_cells(data, options)
-    return found
+    return found + ([] if options.fast else whole_cells(options))
 
 
 def run_cells(data: str, options: Options) -> list[Cell]:
@@ -53,6 +59,17 @@ def run_cells(data: str, options: Options) -> list[Cell]:
         told = {"data": data, "method": method, "epsilon": epsilon, "delta": DELTA, "seed": seed}
         told |= {"stages": METHODS[method].parts, "correction": METHODS[method].corrected, "rules": asdict(Rules())}
         found.append(Cell(f"run-{data}-{method}-{epsilon:g}-{seed}", told, functools.partial(one, told, options)))
+    return found
+
+
+def whole_cells(options: Options) -> list[Cell]:
+    """The recipe that protects whole records (`dpfy reproduce images`) at small epsilons, with the settings that it has at epsilon 1."""
+    found = []
+    for data, epsilon, seed in itertools.product(DATA, WHOLE, WHOLE_SEEDS):
+        recipe = whole_records.CHOSEN[data, 1.0]
+        told = {"data": data, "epsilon": epsilon, "delta": whole_records.DELTA, "seed": seed, "recipe": asdict(recipe)}
+        compute = functools.partial(whole_records.run_one, data, epsilon, seed, recipe, options)
+        found.append(Cell(f"whole-{data}-{epsilon:g}-{seed}", told, compute))
     return found
 
 
