@@ -91,7 +91,8 @@ def assert_same_result(path: Path, reference: Path) -> None:
     assert all(f.holds for f in verify(path)), verify(path)
 
 
-def test_killed_inside_writes(spawn, reference, tmp_path):
+@pytest.mark.parametrize("every", [pytest.param(2, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def test_killed_inside_writes(spawn, reference, tmp_path, every):
     """Torn writes, before and after a sync, before a rename: in secret, ledger, checkpoint, model and card, from first to last."""
     path_of_reference, calls = reference
     died = 0
@@ -100,6 +101,7 @@ def test_killed_inside_writes(spawn, reference, tmp_path):
         (name, calls[name] - back) for name, back in (("write", 0), ("write", 2), ("write", 4), ("fsync", 3), ("replace", 1))
     ]
     deaths += [(name, calls[name] // 2) for name in calls]
+    deaths = deaths[::every]
     for number, death in enumerate(deaths):
         path = tmp_path / str(number)
         status = spawn(path, death)
@@ -112,8 +114,9 @@ def test_killed_inside_writes(spawn, reference, tmp_path):
     assert died == len(deaths)
 
 
-def test_killed_at_random_moments_again_and_again(spawn, told, reference, tmp_path):
-    """Runs killed at random moments of their lives, and resumed, until there were 20 kills; every run that gets through is compared.
+@pytest.mark.parametrize("wanted", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_again_and_again(spawn, told, reference, tmp_path, wanted):
+    """Runs killed at random moments of their lives, and resumed, until there were enough kills; every run that gets through is compared.
 
     A moment is an event of the child's own life, so a slow machine changes nothing; the kill comes from outside, a little later.
     """
@@ -124,8 +127,8 @@ def test_killed_at_random_moments_again_and_again(spawn, told, reference, tmp_pa
     dice = random.Random(0)
     kills, through, runs = 0, 0, 0
     path = tmp_path / "0"
-    while kills < 20 or not through:
-        child, heard = told(path, int(dice.uniform(0.05, 0.95) * life) if kills < 20 else -1)
+    while kills < wanted or not through:
+        child, heard = told(path, int(dice.uniform(0.05, 0.95) * life) if kills < wanted else -1)
         if heard is not None:
             child.kill()
         status = ended(child)
