@@ -73,14 +73,14 @@ def made_of(tables, place, terms=TERMS):
 
 def test_synthetic_visits_go_with_their_people(tmp_path):
     ledger = tmp_path / "people.jsonl"
-    found = made_of(hospital(1500), Place(tmp_path / "run", ledger=ledger, seed=1))
+    found = made_of(hospital(400), Place(tmp_path / "run", ledger=ledger, seed=1))
     assert all(finding.holds for finding in dpfy.verify(found.made.run, ledger=ledger))
     assert found.made.card["guarantee"]["unit"] == "user"
     sex = {row["id"]: row["sex"] for row in found.people}
     assert len(sex) == len(found.people)
     wards = {who: [v["ward"] for v in found.visits if sex[v["id"]] == who] for who in "fm"}
-    assert wards["f"].count("eye") > 0.9 * len(wards["f"]) > 100
-    assert wards["m"].count("heart") > 0.9 * len(wards["m"]) > 100
+    assert wards["f"].count("eye") > 0.9 * len(wards["f"]) > 50
+    assert wards["m"].count("heart") > 0.9 * len(wards["m"]) > 50
     for visit in found.visits:  # the rules of the table of visits hold in each
         assert visit["ward"] in ("eye", "ear", "heart")
         assert not visit["days"] or int(visit["cost"]) >= int(visit["days"])

@@ -55,7 +55,7 @@ class Stop(BaseException):
     """As a kill: nothing is undone."""
 
 
-@pytest.mark.parametrize(("method", "step"), [("dp-gan", 2), ("dp-gan", 5), ("pate-gan", 12)])
+@pytest.mark.parametrize(("method", "step"), [pytest.param("dp-gan", 2, marks=pytest.mark.slow), ("dp-gan", 5), ("pate-gan", 12)])
 def test_stopped_and_resumed_to_the_same_table(tmp_path, monkeypatch, method, step):
     whole = made_by(method, Place(tmp_path / "whole", seed=9))
     real = tables.Maker.learn
@@ -75,6 +75,7 @@ def test_stopped_and_resumed_to_the_same_table(tmp_path, monkeypatch, method, st
     assert all(finding.holds for finding in dpfy.verify(again.run))
 
 
+@pytest.mark.slow
 def test_stopped_at_the_very_end_the_table_stands(tmp_path, monkeypatch):
     """The discriminator's last checkpoint is there, and no step is left from which the generator could learn again."""
     from dpfy.training import finish

@@ -53,6 +53,7 @@ class Stop(BaseException):
     """As a kill: nothing is undone."""
 
 
+@pytest.mark.slow
 def test_stopped_while_sampling_and_resumed_to_the_same_texts(tmp_path, monkeypatch):
     whole = dpfy.synthesize_text(notes(), terms=TERMS, run=Place(tmp_path / "a", seed=3), options=SMALL, model=small_model())
 
