@@ -16,18 +16,18 @@ def two_votes(real: Any) -> Any:
     """A record votes twice for the sample nearest to it."""
 
     def votes(voters: Any, labels: Any, places: Any) -> Any:
-        return real.rounds.votes(np.concatenate([voters, voters]), np.concatenate([labels, labels]), places)
+        return real.votes(np.concatenate([voters, voters]), np.concatenate([labels, labels]), places)
 
-    return replace(real, rounds=replace(real.rounds, votes=votes))
+    return replace(real, votes=votes)
 
 
 def votes_in_every_class(real: Any) -> Any:
     """A record votes among the samples of every class."""
 
     def votes(voters: Any, labels: Any, places: Any) -> Any:
-        return sum(real.rounds.votes(voters, np.full_like(labels, label), places) for label in range(len(places)))
+        return sum(real.votes(voters, np.full_like(labels, label), places) for label in range(len(places)))
 
-    return replace(real, rounds=replace(real.rounds, votes=votes))
+    return replace(real, votes=votes)
 
 
 def records_among_the_samples(real: Any) -> Any:
@@ -56,12 +56,12 @@ def heard_by_their_counts(real: Any) -> Any:
     def heard(noisy: Any, noise: float, counts: Any) -> Any:
         return np.where(counts > 0, noisy, 0.0)
 
-    return replace(real, rounds=replace(real.rounds, heard=heard))
+    return replace(real, heard=heard)
 
 
 def every_round_for_one(real: Any) -> Any:
     """Every round has the noise of a single one."""
-    return replace(real, rounds=replace(real.rounds, noise=lambda claim: claim.noise_multiplier))
+    return replace(real, noise=lambda claim: claim.noise_multiplier)
 
 
 BUGS = (

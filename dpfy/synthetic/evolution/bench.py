@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from dpfy.accounting.gaussian_filter import squares
 from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
+from dpfy.synthetic.evolution import run
 from dpfy.synthetic.evolution.claim import Evolution
-from dpfy.synthetic.evolution.run import SHIPPED, Array, Population, VoteSteps, Whole, evolved, flat
+from dpfy.synthetic.evolution.run import Array, Population, Whole, evolved, flat
 
 CLAIM, SEED = Evolution(2, 12, 3, 1.5), 29
 Crowd = tuple[Array, Whole]
@@ -41,7 +43,9 @@ class EvolutionSteps:
 
     first: Callable[[Crowd, Randomness], Population] = _first
     voters: Callable[[Population, Array], Array] = Population.vectors
-    rounds: VoteSteps = SHIPPED
+    votes: Callable[[Array, Whole, Array], Whole] = run.votes_of
+    noise: Callable[[Evolution], float] = run.noise_of_round
+    heard: Callable[[Array, float, Whole], Array] = run.heard_of
 
     def samples(self, crowd: Crowd) -> Any:
         """All that is published."""
@@ -49,7 +53,8 @@ class EvolutionSteps:
         population = self.first(crowd, secret)
         permit = rehearsal(CLAIM.event, CLAIM.releases, CLAIM.name, CLAIM.adjacency)
         voters = self.voters(population, crowd[0])
-        last, votes = evolved(population, voters, crowd[1], permit, secret, steps=self.rounds)
+        with mock.patch.multiple(run, votes_of=self.votes, noise_of_round=self.noise, heard_of=self.heard):
+            last, votes = evolved(population, voters, crowd[1], permit, secret)
         return [held.tolist() for held in last.samples], votes.tolist()
 
 
@@ -81,4 +86,4 @@ def runs(change: Callable[[Any], Any]) -> Iterator[tuple[str, Callable[[Crowd], 
 def spent(change: Callable[[Any], Any]) -> tuple[float, float]:
     """What all rounds take of the sum of squares, by the noise that they have, and what the claim allows."""
     steps: EvolutionSteps = change(EvolutionSteps())
-    return float(CLAIM.rounds * squares(steps.rounds.noise(CLAIM))), float(squares(CLAIM.noise_multiplier))
+    return float(CLAIM.rounds * squares(steps.noise(CLAIM))), float(squares(CLAIM.noise_multiplier))

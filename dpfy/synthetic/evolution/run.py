@@ -205,18 +205,6 @@ def heard_of(found: Array, noise: float, counts: Whole) -> Array:
     return np.where(np.asarray(found) > HEARD * noise, found, 0.0)
 
 
-@dataclass(frozen=True)
-class VoteSteps:
-    """How a round is made: how records vote, with how much noise, and which votes are heard. Others than these are for mistakes."""
-
-    votes: Callable[[Array, Whole, Array], Whole] = votes_of
-    noise: Callable[[Evolution], float] = noise_of_round
-    heard: Callable[[Array, float, Whole], Array] = heard_of
-
-
-SHIPPED = VoteSteps()
-
-
 def evolved(
     population: Population,
     voters: Array,
@@ -224,22 +212,21 @@ def evolved(
     permit: Permit,
     randomness: Randomness,
     bind: Callable[[str, bytes], None] = no_binding,
-    steps: VoteSteps = SHIPPED,
 ) -> tuple[Population, Array]:
     """All rounds: votes with noise, then the next samples. The last votes choose among what is there.
 
     Guarantees: a record adds one to one count of a round, whatever it is; all rounds together are within the claim.
     """
     claim = population.claim
-    noise = steps.noise(claim)
+    noise = noise_of_round(claim)
     votes = np.zeros((claim.classes, claim.size))
     for number in range(claim.rounds):
         places = np.stack([population.vectors(held) for held in population.samples])
-        counts = steps.votes(voters, labels, places)
+        counts = votes_of(voters, labels, places)
         bind(f"{claim.name} {number}", counts.tobytes())
         mechanism = PartOfGaussian(noise, whole=claim.event)
         found = mechanism.release(Bounded(counts, Bound.scalar(1.0)), permit, randomness, number).value
-        votes = steps.heard(found, noise, counts).reshape(claim.classes, claim.size)
+        votes = heard_of(found, noise, counts).reshape(claim.classes, claim.size)
         population = population.next(votes, randomness, number)
     return population, votes
 
