@@ -41,6 +41,7 @@ SHOWN = {
         "trees-few",
         "clusters-images",
         "clusters-stretched",
+        "clusters-adult",
         "clusters-overlapping",
         "clusters-far-apart",
     ),

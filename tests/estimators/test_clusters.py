@@ -239,12 +239,47 @@ def test_a_halving_budget_halves_epsilon_from_round_to_round_at_the_same_price()
     assert halving.card_["guarantee"]["epsilon"] == pytest.approx(equal.card_["guarantee"]["epsilon"])
 
 
+def test_many_seeds_are_merged_and_find_clusters_that_few_miss():
+    """Six clusters far apart in eight dimensions, at several public seeds: one seed for each cluster leaves some of them together."""
+    rng = np.random.default_rng(3)
+    centres = rng.uniform(-0.8, 0.8, (6, 8))
+    rows = np.clip(centres[rng.integers(6, size=4000)] + rng.normal(0, 0.05, (4000, 8)), -1, 1)
+    best = 4000 * 8 * 0.05**2
+    costs = {
+        seeds: [
+            -KMeans(n_clusters=6, method="lloyd", seeds=seeds, rounds=4, bounds=(-1, 1), random_state=s, structure=s)
+            .fit(rows)
+            .score(rows)
+            for s in range(4)
+        ]
+        for seeds in (1, 16)
+    }
+    assert np.median(costs[16]) < 1.2 * best
+    assert np.median(costs[1]) > 3 * best
+
+
+@pytest.mark.parametrize(("clusters", "seeds", "rounds"), [(3, 16, 1), (3, 16, 2), (2, 3, 5), (300, 16, 2), (4, 1, 1)])
+def test_there_are_as_many_centres_as_asked_for_whatever_the_seeds(clusters, seeds, rounds):
+    """Also with fewer rounds than merging asks for, more clusters than seeds in all, and hardly any points."""
+    rows = np.random.default_rng(0).uniform(-1, 1, (40, 2))
+    made = KMeans(n_clusters=clusters, method="lloyd", seeds=seeds, rounds=rounds, bounds=(-1, 1), random_state=0).fit(rows)
+    assert made.cluster_centers_.shape == (clusters, 2)
+    assert np.isfinite(made.cluster_centers_).all()
+    assert np.abs(made.cluster_centers_).max() <= 1
+    assert made.counts_.shape == (clusters,)
+    assert np.isfinite(made.inertia_)
+    assert [r["name"] for r in made.card_["sections"][0]["rounds"]] == [f"centres {t + 1}" for t in range(rounds)]
+
+
 def test_seeds_are_public_lie_in_the_ball_and_apart():
     one, other = (lloyd.separated(8, np.array([0.5, 0.5, 0.5]), s) for s in (0, 1))
     assert np.array_equal(one, lloyd.separated(8, np.array([0.5, 0.5, 0.5]), 0))
     assert not np.array_equal(one, other)
     apart = np.linalg.norm(one[:, None] - one, axis=2)[~np.eye(8, dtype=bool)]
-    assert apart.min() > 0.4
+    assert apart.min() > 0.3
+    assert 0.5 - np.abs(one).max() >= apart.min() / 2 * 0.8, "as far from the sides as half of that"
+    wide = lloyd.separated(3, np.array([0.9, 0.1]), 0)
+    assert np.abs(wide[:, 1]).max() < 0.1
     assert np.linalg.norm(lloyd.separated(20, np.ones(30), 0), axis=1).max() <= 1 + 1e-12
 
 

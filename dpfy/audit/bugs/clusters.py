@@ -25,12 +25,11 @@ LLOYD, CORESET, SYNOPSIS, AGGREGATE, MIXTURE, FULL = (
 def seeds_of_the_data(real: Any) -> Any:
     """Records are the first centres, as a plain k-means would have it: those at the ends of the first coordinate."""
 
-    def start(self: Any, points: Any, ball: Any, public: Any, fit: Any) -> Any:
-        found = real(self, points, ball, public, fit)
-        chosen = np.resize(points[[points[:, 0].argmin(), points[:, 0].argmax()]].astype(np.float64), found.centres.shape)
-        return type(found)(chosen, found.counts, found.inertia)
+    def from_seeds(points: Any, seeds: Any, *more: Any) -> Any:
+        ends = points[[points[:, 0].argmin(), points[:, 0].argmax()]].astype(np.float64)
+        return real(points, np.resize(ends, seeds.shape), *more)
 
-    return start
+    return from_seeds
 
 
 def ball_of_the_data(real: Any) -> Any:
@@ -85,7 +84,7 @@ BUGS = (
         "seeds-of-the-data",
         "k-means begins at records",
         NEIGHBOURS,
-        learner={f"{CLUSTERS}.kmeans.KMeans._start": seeds_of_the_data},
+        learner={f"{CLUSTERS}.lloyd.from_seeds": seeds_of_the_data},
         case=LLOYD,
     ),
     Bug(

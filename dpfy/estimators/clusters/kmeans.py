@@ -43,6 +43,8 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
     method:      "coreset": a tree of noisy counts and sums as a start, then rounds (default). "lloyd": rounds from well-separated public
                  seeds. "synopsis": one noisy histogram over a grid; for two or three dimensions. "hybrid": that as a start, then rounds.
                  "aggregate": the mean of k-means on disjoint blocks.
+    seeds:       of "lloyd": public seeds for each cluster, at most 256 in all. More than one are merged in the first rounds, by the counts
+                 that these release, until there is one for each cluster; 1 is the method as it was published.
     rounds:      noisy rounds of Lloyd's algorithm.
     budget:      "equal" for all rounds, or "halving": each has half the epsilon of the one before.
     norm:        a public bound on the distance of scaled rows from the middle of their ranges, to which others are moved; None for all that
@@ -56,6 +58,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
 
     n_clusters: int = 8
     method: str = "coreset"
+    seeds: int = 16
     rounds: int = 3
     budget: str = "equal"
     norm: float | None = None
@@ -64,6 +67,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
     def _needs(self, public: Public) -> Sequence[Need]:
         check.integer("n_clusters", self.n_clusters, most=4096)
         check.one_of("method", self.method, METHODS)
+        check.integer("seeds", self.seeds, most=4096)
         check.integer("structure", self.structure, least=0)
         if self.norm is not None:
             check.positive("norm", self.norm)
@@ -88,21 +92,21 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
         ball = Ball.of(data.columns, self.norm)
         points = ball.points(data)
-        found = self._start(points, ball, public, fit)
-        if STARTED[self.method] < 1:
-            found = lloyd.lloyd(points, found, [lloyd.round_name(t) for t in range(self.rounds)], fit)
+        rounds = [lloyd.round_name(t) for t in range(self.rounds)]
+        if self.method == "lloyd":
+            many = max(self.n_clusters, min(self.seeds * self.n_clusters, lloyd.MOST_SEEDS))
+            seeds = lloyd.separated(many, ball.half_widths, self.structure)
+            found = lloyd.from_seeds(points, seeds, self.n_clusters, rounds, self.structure, fit)
         else:
-            found = lloyd.measured(points, found, fit)
+            found = self._start(points, ball, public, fit)
+            found = lloyd.lloyd(points, found, rounds, fit) if STARTED[self.method] < 1 else lloyd.measured(points, found, fit)
         scale = {"radius": np.array([ball.radius]), "inertia": np.array([found.inertia * ball.radius**2 * found.counts.sum()])}
         return {"centres": found.centres, "counts": found.counts} | scale
 
     def _start(self, points: Points, ball: Ball, public: Public, fit: Fit) -> Centres:
         """Centres to begin with, how many points each has, and a guess of the mean squared distance to them."""
-        unknown = np.ones(self.n_clusters)
-        if self.method == "lloyd":
-            return Centres(lloyd.separated(self.n_clusters, ball.half_widths, self.structure), unknown, 1.0)
         if self.method == "aggregate":
-            return Centres(aggregate.centres(points, self.n_clusters, fit), unknown, math.nan)
+            return Centres(aggregate.centres(points, self.n_clusters, fit), np.ones(self.n_clusters), math.nan)
         if self.method == "coreset":
             return start.coreset(points, self.n_clusters, self.structure, fit)
         records = float(fit.release(RECORDS, np.array([len(points)]))[0])

@@ -16,8 +16,8 @@ from dpfy.core import check
 from dpfy.core.values import Bound
 from dpfy.estimators.budget import Need
 from dpfy.estimators.clusters.points import STEPS, Floats, Points, blocks, nearest, on_grid, shortened
-from dpfy.estimators.clusters.start import Centres
-from dpfy.estimators.clusters.summary import SMALLEST, sums_by
+from dpfy.estimators.clusters.start import Centres, of
+from dpfy.estimators.clusters.summary import SMALLEST, Summary, sums_by
 from dpfy.estimators.fitting import Fit
 
 COUNT, SQUARE = 0.5, 0.5
@@ -25,6 +25,10 @@ COUNT, SQUARE = 0.5, 0.5
 BITS = STEPS + 1
 WIDE = 2.5
 """The radius over the deviation of a cluster."""
+WEAK = 2.0
+"""By how many deviations of their noise counts of seeds are lowered before seeds are merged."""
+MOST_SEEDS, TRIES = 256, 100
+"""Seeds in all, unless there are more clusters; and tries for each place that is far from those before."""
 MEASURE = "distances"
 BUDGETS = {"equal": 1.0, "halving": 0.25}
 """What each round has of the budget of the one before it: half of epsilon is a quarter of a share, as shares count."""
@@ -50,25 +54,47 @@ def lloyd(points: Points, start: Centres, names: Sequence[str], fit: Fit) -> Cen
     Guarantees: a point adds to one cluster a vector of norm at most sqrt(1 + COUNT^2 + SQUARE^2). Depends on the points through
     `Fit.release` alone.
     """
-    centres, counts, mean, width = on_grid(start.centres), start.counts, start.inertia, start.centres.shape[1]
+    centres, counts, mean = on_grid(start.centres), start.counts, start.inertia
     squared = np.full(len(centres), mean)
     for name in names:
-        radii = np.clip(WIDE * np.sqrt(squared), SMALLEST, 1.0)
-        released, noise = fit.release(name, totals(points, centres, radii), BITS), fit.round(name).deviation
-        counts = np.maximum(released[:, 0] / COUNT, noise / COUNT)
-        sums, squares = released[:, 1 : 1 + width], np.maximum(released[:, -1] / SQUARE, 0.0)
-        told = np.maximum(
-            1 - width * noise**2 / np.maximum((sums**2).sum(axis=1), 1e-300), 0.0
-        )  # the part of a sum that is no noise
-        shift = (told / counts)[:, None] * sums
-        shift /= np.maximum(np.sqrt((shift**2).sum(axis=1, keepdims=True)), 1.0)
-        left = (
-            np.maximum(squares - counts * (shift**2).sum(axis=1), 0.02 * counts) * radii**2
-        )  # about the centres as they are now
-        centres = on_grid(centres + radii[:, None] * shift)
+        centres, released, left = _round(points, centres, squared, name, fit)
+        counts = np.maximum(released, fit.round(name).deviation / COUNT)
         mean = float(left.sum() / counts.sum())
         squared = (left / counts + mean) / 2
     return Centres(centres, counts, mean)
+
+
+def from_seeds(points: Points, seeds: Floats, clusters: int, names: Sequence[str], seed: int, fit: Fit) -> Centres:
+    """Rounds from public seeds, of which there may be more than clusters: after each of the first rounds their centres, with the counts
+    that were released, are merged to a quarter by k-means, and at last to as many as there are clusters. That costs nothing, and where
+    seeds lie badly, some of many lie well. Counts are lowered by `WEAK` deviations of their noise: most seeds may have no point.
+
+    Guarantees: those of `lloyd`.
+    """
+    found, many = Centres(seeds, np.ones(len(seeds)), 1.0), len(seeds)
+    for t, name in enumerate(names):
+        if many == clusters:
+            return lloyd(points, found, names[t:], fit)
+        moved, counts, left = _round(points, on_grid(found.centres), np.full(many, found.inertia), name, fit)
+        noise = fit.round(name).deviation / COUNT
+        held = Summary(moved, np.maximum(counts - WEAK * noise, 0.0), left / np.maximum(counts, noise))
+        many = max(clusters, many // 4) if t < len(names) - 1 else clusters
+        found = of(held, many, seed)
+    return found
+
+
+def _round(points: Points, centres: Floats, squared: Floats, name: str, fit: Fit) -> tuple[Floats, Floats, Floats]:
+    """One release about centres with these mean squared distances: the centres that follow from it, noisy counts, and sums of squared
+    distances about the new centres."""
+    width, radii = centres.shape[1], np.clip(WIDE * np.sqrt(squared), SMALLEST, 1.0)
+    released, noise = fit.release(name, totals(points, centres, radii), BITS), fit.round(name).deviation
+    counts = np.maximum(released[:, 0] / COUNT, noise / COUNT)
+    sums, squares = released[:, 1 : 1 + width], np.maximum(released[:, -1] / SQUARE, 0.0)
+    told = np.maximum(1 - width * noise**2 / np.maximum((sums**2).sum(axis=1), 1e-300), 0.0)  # the part of a sum that is no noise
+    shift = (told / counts)[:, None] * sums
+    shift /= np.maximum(np.sqrt((shift**2).sum(axis=1, keepdims=True)), 1.0)
+    left = np.maximum(squares - counts * (shift**2).sum(axis=1), 0.02 * counts) * radii**2  # about the centres as they are now
+    return on_grid(centres + radii[:, None] * shift), released[:, 0] / COUNT, left
 
 
 def measure_need(share: float) -> Need:
@@ -109,17 +135,20 @@ def totals(points: Points, centres: Floats, radii: Floats) -> Floats:
     return found
 
 
-def separated(clusters: int, half_widths: Floats, seed: int) -> Floats:
-    """Random points of a box about the middle, within the ball, at least so far apart as a few tries allow (Su et al. 2016); public."""
-    draw = np.random.Generator(np.random.PCG64(seed))
-    apart, found = 2 * float(np.linalg.norm(half_widths)), list[Floats]()
-    while len(found) < clusters:
-        for _ in range(100):
-            point = (2 * draw.random(len(half_widths)) - 1) * half_widths
-            point /= max(float(np.linalg.norm(point)), 1.0)
-            if all(np.linalg.norm(point - other) >= apart for other in found):
-                found.append(point)
+def separated(seeds: int, half_widths: Floats, structure: int) -> Floats:
+    """Random points of a box about the middle, within the ball: at least a from its sides and 2a from each other, for an a about as large
+    as tries allow (Su et al. 2016). Public."""
+    draw = np.random.Generator(np.random.PCG64(structure))
+    away = float(half_widths.min())
+    while True:
+        found = np.empty((0, len(half_widths)))
+        while len(found) < seeds:
+            tries = (2 * draw.random((TRIES, len(half_widths))) - 1) * np.maximum(half_widths - away, 0.0)
+            tries /= np.maximum(np.sqrt((tries**2).sum(axis=1, keepdims=True)), 1.0)
+            nearest_one = ((tries[:, None] - found) ** 2).sum(axis=2).min(axis=1, initial=math.inf)
+            if nearest_one.max() < (2 * away) ** 2:
                 break
-        else:
-            apart *= 0.9
-    return np.stack(found)
+            found = np.concatenate([found, tries[[int((nearest_one >= (2 * away) ** 2).argmax())]]])
+        if len(found) == seeds:
+            return found
+        away *= 0.9
