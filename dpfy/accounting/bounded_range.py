@@ -58,12 +58,19 @@ def composed(epsilon: float, steps: int) -> Atoms:
 def _reached(epsilon: float, steps: int) -> tuple[Array, ...]:
     """H_1, H_2, ... at epsilons 0, h, 2 h, ... up to where it ends, rounded up."""
     grid = POINTS // steps
-    h, down, found = epsilon / grid, np.arange(grid, 0, -1), [np.zeros(1)]
-    for _ in range(steps):
+    h, down, found = epsilon / grid, np.arange(grid, 0, -1), [_first(epsilon, grid)]
+    for _ in range(1, steps):
         before = np.concatenate([found[-1], np.zeros(grid)])
         left = -np.expm1(-h * down) + np.exp(-h * down) * before[down]  # H(1/g) = 1 - 1/g + H(g) / g: both directions are alike
         found.append(_step(epsilon, grid, np.concatenate([left, before, np.zeros(grid + 1)])))
-    return tuple(found[1:])
+    return tuple(found)
+
+
+def _first(epsilon: float, grid: int) -> Array:
+    """H_1 on the grid, rounded up: for g in [1, E] the maximum is at x = sqrt(g E), and is (sqrt(E) - sqrt(g))^2 / (E - 1)."""
+    at = epsilon / grid * np.arange(grid + 1)
+    found = np.exp(at) * np.expm1(np.maximum(epsilon - at, 0.0) / 2) ** 2 / math.expm1(epsilon)
+    return np.append(np.minimum(found[:-1] * (1 + 2.0**-40), 1.0), 0.0)
 
 
 def _step(epsilon: float, grid: int, before: Array) -> Array:

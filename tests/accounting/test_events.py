@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import itertools
 import math
 
@@ -82,6 +83,19 @@ def test_one_step_is_the_closed_form_and_two_the_best_adaptive_choice() -> None:
         assert closed <= one.delta(g) <= closed * (1 + 1e-3) + 1e-6
         best = reached(g)
         assert best * (1 - 1e-12) <= two.delta(g) <= best * 1.003 + 1e-5
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.01, 0.7, 5.0, 50.0])
+def test_the_first_step_of_a_range_is_rounded_up_and_by_hardly_anything(epsilon: float) -> None:
+    """(sqrt(E) - sqrt(g))^2 / (E - 1), with fifty digits, at the very points of the grid."""
+    (known,) = bounded_range._reached(epsilon, 1)
+    at = epsilon / bounded_range.POINTS * np.arange(len(known))
+    with decimal.localcontext(prec=50):
+        whole = decimal.Decimal(epsilon).exp()
+        for k in range(0, len(known), 31):
+            exact = (whole.sqrt() - decimal.Decimal(float(at[k])).exp().sqrt()) ** 2 / (whole - 1)
+            assert exact <= decimal.Decimal(float(known[k])) <= exact * (1 + decimal.Decimal("1e-11"))
+    assert known[-1] == 0
 
 
 def test_a_bound_for_offsets_fixed_in_advance_would_be_too_small() -> None:
