@@ -22,7 +22,7 @@ def page(results: Results) -> Page:
         "unit": "one record",
         "adjacency": "one record added or removed",
         "hyperparameters": "the defaults of the package, the same at every epsilon; on which records they were chosen is not recorded: "
-        "it may have been these. The settings of dp-gan and pate-gan were tried on these records, two and four of them. The choice is not "
+        "it may have been these. The settings of dp-gan and pate-gan were tried on these records, two and five of them. The choice is not "
         "billed in epsilon",
     }
     return Page([_errors(runs), _learners(runs)], facts)
