@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -72,12 +71,50 @@ class Profile:
     certain: Callable[[], Sides]
 
 
-class _Vertex(NamedTuple):
-    """A point of the envelope: epsilon, the bound on f there, and the bound of the other direction at -epsilon that it amounts to."""
+@dataclass(frozen=True)
+class _Vertices:
+    """Points in order: epsilon, the bound on f there, and the bound of the other direction at -epsilon that it amounts to."""
 
-    epsilon: float
-    value: float
-    mirrored: float
+    epsilons: Array
+    values: Array
+    mirrored: Array
+
+    def masses(self) -> Array:
+        """The P-mass at every point but the first and the last of the profile through all: e^epsilon times the change of slope there.
+
+        Negative or zero where a point lies on or above the edge between its neighbours. Left of epsilon 0 the same in terms of the other
+        direction, where nothing cancels.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            gaps, here = np.diff(self.epsilons), self.epsilons[1:-1]
+            ahead, behind = np.expm1(gaps), -np.expm1(-gaps)
+            rise, mirror = np.diff(self.values), np.diff(self.mirrored)
+            found = rise[1:] / ahead[1:] - rise[:-1] / behind[:-1]
+            other = np.exp(here) * (mirror[1:] / behind[1:] - mirror[:-1] / ahead[:-1])
+        return np.where(here < 0, other, found)
+
+    def envelope(self) -> _Vertices:
+        """Without the points that lie on or above an edge between others, as they come from left to right."""
+        if bool((self.masses() > 0).all()):  # the usual case
+            return self
+        e, f, g = self.epsilons.tolist(), self.values.tolist(), self.mirrored.tolist()
+        kept = list[int]()
+        for c in range(len(e)):
+            while len(kept) > 1 and _mass(e, f, g, kept[-2], kept[-1], c) <= 0:
+                kept.pop()
+            kept.append(c)
+        return _Vertices(self.epsilons[kept], self.values[kept], self.mirrored[kept])
+
+
+def _mass(e: list[float], f: list[float], g: list[float], a: int, b: int, c: int) -> float:
+    """One of :meth:`_Vertices.masses`, of the points `a`, `b` and `c`: faster where they are asked for one by one."""
+    if e[b] < 0:
+        return math.exp(e[b]) * ((g[c] - g[b]) / -math.expm1(e[b] - e[c]) - (g[b] - g[a]) / _expm1(e[b] - e[a]))
+    return (f[c] - f[b]) / _expm1(e[c] - e[b]) - (f[b] - f[a]) / -math.expm1(e[a] - e[b])
+
+
+def _expm1(x: float) -> float:
+    return math.expm1(x) if x < 700 else math.inf
 
 
 def dominating(forward: Points, backward: Points) -> Atoms:
@@ -88,19 +125,18 @@ def dominating(forward: Points, backward: Points) -> Atoms:
     """
     ahead, back = _bounds(forward), _bounds(backward)
     centre = min(float(ahead[0]), float(back[0]))  # at epsilon 0 both directions are the total variation
-    chain = [_Vertex(-math.inf, 1.0, 0.0)]
-    for epsilon, delta in zip(-backward.epsilons[:0:-1], back[:0:-1], strict=True):
-        chain = _pushed(chain, _Vertex(float(epsilon), -math.expm1(epsilon) + math.exp(epsilon) * float(delta), float(delta)))
-    chain = _pushed(chain, _Vertex(0.0, centre, centre))
-    for epsilon, delta in zip(forward.epsilons[1:], ahead[1:], strict=True):
-        chain = _pushed(chain, _Vertex(float(epsilon), float(delta), float(delta) * math.exp(-epsilon) - math.expm1(-epsilon)))
-    infinity = chain[-1].value
-    chain = _pushed(chain, _Vertex(math.inf, infinity, 1.0))
-    rows = [(b.epsilon, _mass(a, b, c)) for a, b, c in zip(chain, chain[1:], chain[2:], strict=False)]
-    rows = [(epsilon, mass) for epsilon, mass in rows if mass > 0]
-    if infinity >= 1 or not rows:
+    left, right = -backward.epsilons[:0:-1], forward.epsilons[1:]
+    epsilons = np.concatenate([[-math.inf], left, [0.0], right, [math.inf]])
+    values = np.concatenate([[1.0], np.exp(left) * back[:0:-1] - np.expm1(left), [centre], ahead[1:], [0.0]])
+    mirrored = np.concatenate([[0.0], back[:0:-1], [centre], np.exp(-right) * ahead[1:] - np.expm1(-right), [1.0]])
+    values[-1] = infinity = float(values[-2])
+    chain = _Vertices(epsilons, values, mirrored).envelope()
+    masses = chain.masses()
+    held = masses > 0
+    if infinity >= 1 or not held.any():
         return Atoms((0.0,), (0.0,), 1.0)
-    return _lawful(Atoms(tuple(e for e, _ in rows), tuple(p for _, p in rows), infinity), chain[1:-1])
+    atoms = Atoms(tuple(chain.epsilons[1:-1][held].tolist()), tuple(masses[held].tolist()), infinity)
+    return _lawful(atoms, chain)
 
 
 def _bounds(points: Points) -> Array:
@@ -109,40 +145,14 @@ def _bounds(points: Points) -> Array:
     return np.where(falling > 0, np.maximum(falling, FLOOR), 0.0)
 
 
-def _lawful(atoms: Atoms, chain: list[_Vertex]) -> Atoms:
+def _lawful(atoms: Atoms, chain: _Vertices) -> Atoms:
     """`atoms`, whose own profile is compared with some of the vertices it must reach; an `Internal` error where it does not."""
-    some = chain[:: max(1, len(chain) // CHECKED)]
-    found = hockey_stick(atoms, np.array([v.epsilon for v in some]))
-    for vertex, value in zip(some, found, strict=True):
-        if value < vertex.value * (1 - ROUNDED / 2):
-            raise Internal(
-                "a dominating pair reaches its profile", f"{value:.15g} at {vertex.epsilon:.9g} is below {vertex.value:.15g}"
-            )
+    some = slice(1, -1, max(1, (len(chain.epsilons) - 2) // CHECKED))
+    found = hockey_stick(atoms, chain.epsilons[some])
+    for epsilon, least, value in zip(chain.epsilons[some], chain.values[some], found, strict=True):
+        if value < least * (1 - ROUNDED / 2):
+            raise Internal("a dominating pair reaches its profile", f"{value:.15g} at {epsilon:.9g} is below {least:.15g}")
     return atoms
-
-
-def _pushed(chain: list[_Vertex], new: _Vertex) -> list[_Vertex]:
-    """The envelope with one point more: those before it that lie on or above the new edges leave."""
-    while len(chain) > 1 and _mass(chain[-2], chain[-1], new) <= 0:
-        chain.pop()
-    chain.append(new)
-    return chain
-
-
-def _mass(a: _Vertex, b: _Vertex, c: _Vertex) -> float:
-    """The P-mass at b of the profile through three points: e^epsilon times the change of slope there.
-
-    Negative or zero where b lies on or above the edge from a to c. Left of epsilon 0 the same in terms of the other direction, where
-    nothing cancels.
-    """
-    if b.epsilon < 0:
-        rise = (c.mirrored - b.mirrored) / -math.expm1(b.epsilon - c.epsilon)
-        return math.exp(b.epsilon) * (rise - (b.mirrored - a.mirrored) / _expm1(b.epsilon - a.epsilon))
-    return (c.value - b.value) / _expm1(c.epsilon - b.epsilon) - (b.value - a.value) / -math.expm1(a.epsilon - b.epsilon)
-
-
-def _expm1(x: float) -> float:
-    return math.expm1(x) if x < 700 else math.inf
 
 
 def points(bound: Bound) -> Points:
