@@ -87,17 +87,27 @@ def test_graphs_make_what_the_loop_makes(seed: int, monkeypatch: pytest.MonkeyPa
         assert pool.replays
 
 
-def test_few_shapes_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_shapes_are_held_and_recorded_again_only_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeated, "_recordable", lambda device: True)
     monkeypatch.setattr(repeated, "USUALLY", 0)
     monkeypatch.setattr(graphs, "settings", lambda device: ())
     monkeypatch.setattr(graphs, "on", lambda device: nullcontext())
     loop = RepeatedLoop(decaying)
     monkeypatch.setattr(loop, "_pool", Imitated())
-    for batch in range(1, 12):
+
+    def run(batch: int) -> None:
         x = torch.randn(repeated.TOGETHER, batch, 2)
         loop(False, [x, x], [x[0]], [torch.eye(2)], [torch.empty_like(x), torch.empty_like(x)])
+
+    for _ in range(9):
+        for batch in range(1, 12):
+            run(batch)
     assert len(loop._made) == repeated.MOST
+    assert loop.made <= repeated.MOST + 99 // repeated.PAYS
+    before = loop.made
+    for _ in range(2 * repeated.PAYS):  # another size comes, and stays
+        run(20)
+    assert loop.made == before + 1
 
 
 def test_memory_of_many_tensors_is_one_piece() -> None:

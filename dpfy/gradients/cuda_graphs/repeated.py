@@ -26,8 +26,8 @@ USUALLY = 2
 ALIGNED = 512
 """Bytes: where a tensor may begin, as torch's allocator has it."""
 
-MOST = 4
-"""Shapes of which graphs are held; the one that was not used for longest makes room."""
+MOST, PAYS = 4, 8
+"""Shapes of which graphs are held; for another one, made once in so many loops, the one that was not used for longest makes room."""
 
 Tensors: TypeAlias = Sequence[Tensor]
 Work: TypeAlias = Callable[[list[int], Tensors, Tensors, Tensors], tuple[Sequence[Tensors], Tensors]]
@@ -46,6 +46,7 @@ class RepeatedLoop:
         self._work, self._pool = work, pool or graphs.GraphPool()
         self._seen: dict[tuple[object, ...], int] = {}
         self._made: dict[tuple[object, ...], _SomeSteps] = {}
+        self.made = self.loops = 0
         self.problem: Exception | None = None
 
     def __call__(self, backwards: bool, given: Tensors, carried: Tensors, fixed: Tensors, into: Tensors) -> Tensors:
@@ -84,9 +85,10 @@ class RepeatedLoop:
             for some, steps in zip(tensors, _STEPS, strict=True)
         ]
         key = (backwards, device, *graphs.settings(device), *shapes)
+        self.loops += 1
         if (found := self._made.pop(key, None)) is None:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] <= USUALLY:
+            if self._seen[key] <= USUALLY or self.made >= MOST + self.loops // PAYS:
                 return None
             try:
                 found = _SomeSteps(self._work, self._pool, backwards, [t[:TOGETHER] for t in given], carried, fixed)
@@ -94,6 +96,7 @@ class RepeatedLoop:
                 problem.__traceback__ = problem.__context__ = problem.__cause__ = None  # their frames hold tensors of the step
                 self.problem = problem
                 return None
+            self.made += 1
             if len(self._made) >= MOST:
                 self._made.pop(next(iter(self._made)))
         self._made[key] = found  # the latest used comes last
