@@ -91,7 +91,7 @@ def assert_same_result(path: Path, reference: Path) -> None:
     assert all(f.holds for f in verify(path)), verify(path)
 
 
-@pytest.mark.parametrize("every", [pytest.param(2, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 def test_killed_inside_writes(spawn, reference, tmp_path, every):
     """Torn writes, before and after a sync, before a rename: in secret, ledger, checkpoint, model and card, from first to last."""
     path_of_reference, calls = reference
@@ -114,7 +114,7 @@ def test_killed_inside_writes(spawn, reference, tmp_path, every):
     assert died == len(deaths)
 
 
-@pytest.mark.parametrize("wanted", [8, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wanted", [5, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_again_and_again(spawn, told, reference, tmp_path, wanted):
     """Runs killed at random moments of their lives, and resumed, until there were enough kills; every run that gets through is compared.
 
@@ -143,7 +143,7 @@ def test_killed_at_random_moments_again_and_again(spawn, told, reference, tmp_pa
             path = tmp_path / str(runs)
 
 
-@pytest.mark.parametrize("every", [pytest.param(50, id="ends"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [pytest.param(100, id="ends"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 def test_killed_at_every_call_of_the_operating_system(spawn, tmp_path, every):
     """From the mark to the end of the erasure: a run killed before any call is resumed to the same bits and leaves a clean folder."""
     context = multiprocessing.get_context("forkserver")

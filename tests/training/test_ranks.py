@@ -25,7 +25,7 @@ def alone(tmp_path_factory):
     return {kind: ranked.train(kind, dpfy.Run(folder / kind, seed=3)) for kind in KINDS}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def together(request, tmp_path_factory):
     """The number of ranks, and the folder of their runs."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
