@@ -250,7 +250,12 @@ EXCEPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def alike(name):
+    """Regressors that a classifier of the same kind stands for by default."""
+    return name.endswith("Regressor") and name.replace("Regressor", "Classifier") in ESTIMATORS
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * alike(n)) for n in sorted(ESTIMATORS)])
 def test_the_checks_of_scikit_learn(name):
     kind = ESTIMATORS[name]
     small = {"classes": "public", "n_estimators": 40, "max_depth": 4}

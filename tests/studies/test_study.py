@@ -117,6 +117,7 @@ def test_numbers_in_print() -> None:
     assert Table("t", "", ("a", "b"), [["x", 1.5]]).markdown() == "| a | b |\n|---|---|\n| x | 1.50 |"
 
 
+@pytest.mark.slow
 def test_cells_are_computed_several_at_a_time(tmp_path: Path) -> None:
     """The same results as one by one, each stored once, with how many shared the machine."""
     from dpfy.studies import guide, parallel

@@ -114,7 +114,7 @@ def test_killed_inside_writes(spawn, reference, tmp_path, every):
     assert died == len(deaths)
 
 
-@pytest.mark.parametrize("wanted", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wanted", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_again_and_again(spawn, told, reference, tmp_path, wanted):
     """Runs killed at random moments of their lives, and resumed, until there were enough kills; every run that gets through is compared.
 

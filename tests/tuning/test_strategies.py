@@ -57,6 +57,7 @@ def test_privacy_and_computation_goes_through_the_five_steps_in_their_order():
         strategies.largest_feasible(records=100, batch_size=50, epochs=5, most_batch=20, most_epochs=9)
 
 
+@pytest.mark.slow
 def test_privacy_and_accuracy_finds_the_smallest_batch_with_the_noise_at_the_knee():
     settings = {"batch_size": 50.0, "learning_rate": 0.5}
     found = strategies.privacy_and_accuracy(
