@@ -136,6 +136,7 @@ def test_the_cheapest_route_is_sound_and_named() -> None:
     assert routes[0].epsilon < 2.42
 
 
+@pytest.mark.slow
 def test_figure_one() -> None:
     """Noise per batch size at n = 1e7, T = 1e4, delta = n^-1.1. The RDP values used 31 orders: with more of them less noise is enough,
     never less than the exact amount. Where the largest of the 31, order 64, decided, that order gives their value."""

@@ -197,6 +197,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(capsys, tmp_path, monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_each_way_to_pay_leaves(capsys, tmp_path):
     flags = ["--records", "4000", "--batch-size", "400", "--steps", "5", "--epsilon", "3", "--delta", "1e-5", "--trials", "5"]
     status, out, _ = call(capsys, "tune", "plan", *flags, "--plot", tmp_path / "plan.svg", "--json")

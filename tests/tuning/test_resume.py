@@ -206,6 +206,7 @@ def test_a_trial_is_noted_on_the_disk_before_it_is_erased_and_all_are_erased_bef
         toy.search(tmp_path / "full", trials=3, route="composition")
 
 
+@pytest.mark.slow
 def test_processes_side_by_side_select_what_one_process_selects(tmp_path):
     one = toy.search(tmp_path / "one", trials=6, seed=12)
     two = toy.search(tmp_path / "two", trials=6, seed=12, work=Work(workers=2, scaled=toy.scaled))
