@@ -299,9 +299,9 @@ class RunFolder:
             raise InvalidInput(
                 "run", given, f"cannot be used as a folder ({getattr(problem, 'strerror', None) or problem})"
             ) from None
+        mark = Mark.find(self.path)  # first: the mark of a run that ends now goes after its card is written
         if complete(self.run, *self.claims) or self.finished:
             raise InvalidInput("run", given, "already holds a finished run; choose another folder")
-        mark = Mark.find(self.path)
         if mark is None:
             raise InvalidInput("run", given, "is not empty and holds no dpfy run that could go on; choose another folder")
         refuse_planted(self.path)

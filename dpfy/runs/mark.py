@@ -64,7 +64,7 @@ class Mark:
         if not folder.is_dir():
             return None
         found = [name for p in folder.iterdir() if (name := NAME.fullmatch(p.name))]
-        if len(found) != 1 or not stat.S_ISREG(os.lstat(folder / found[0].group()).st_mode):
+        if len(found) != 1 or not stat.S_ISREG(_mode(folder / found[0].group())):
             return None
         return cls(folder, found[0].group(1))
 
@@ -144,12 +144,24 @@ def erase_folder(folder: Path, *, durable: bool = True) -> None:
 
 
 def refuse_planted(folder: Path) -> None:
-    """Refuse a run folder in which something lies that no run makes: links, pipes, devices; a checkpoint/ that is no folder."""
+    """Refuse a run folder in which something lies that no run makes: links, pipes, devices; a checkpoint/ that is no folder.
+
+    Nobody holds the folder yet: what another process takes away meanwhile is passed over.
+    """
     hidden = folder / HIDDEN
-    if os.path.lexists(hidden) and not stat.S_ISDIR(os.lstat(hidden).st_mode):
+    if (mode := _mode(hidden)) and not stat.S_ISDIR(mode):
         raise InvalidInput("run", str(folder), f"{HIDDEN} is a link or a file; a run keeps its secrets in a folder of its own")
-    for found in [*folder.iterdir(), *(hidden.rglob("*") if hidden.is_dir() else ())]:
-        mode = os.lstat(found).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            name = str(found.relative_to(folder))
+    inside = [os.path.join(at, name) for at, folders, files in os.walk(hidden) for name in (*folders, *files)]
+    for found in [*folder.iterdir(), *inside]:
+        mode = _mode(found)
+        if mode and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            name = os.path.relpath(found, folder)
             raise InvalidInput("run", str(folder), f"holds {name!r}, a link, pipe or device: a run folder holds none")
+
+
+def _mode(path: Path | str) -> int:
+    """Type and permissions, of a link its own; 0 where nothing is, or nothing any more."""
+    try:
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        return 0

@@ -21,6 +21,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.queries import run as queries
 from dpfy.queries.plan import Terms
 from dpfy.report.verify import verify
+from dpfy.runs import mark
 from dpfy.runs.folder import LEDGER, Place, RunFolder
 from dpfy.runs.mark import Mark
 from dpfy.statistics.claim import FILE
@@ -107,6 +108,50 @@ def test_who_comes_too_late_leaves_nothing_behind(tmp_path, monkeypatch):
         count.run(Place(run, resume=True, seed=3), lambda: 38, CLAIM)
     assert tree(run) == before
     assert not (run / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("where", [".", "checkpoint"])
+def test_what_another_process_takes_away_while_the_folder_is_looked_at_is_passed_over(tmp_path, monkeypatch, where):
+    """A file that is renamed between being listed and looked at ends nothing; a link beside it is still refused."""
+    run = tmp_path / "run"
+    RunFolder(Place(run, seed=3), CLAIM).close()
+    real, gone = os.lstat, run / where / ".0123456789abcdef.part"
+
+    def late(path, **options):
+        if Path(path) == gone:  # it was listed, and the other process is done with it
+            gone.unlink(missing_ok=True)
+        return real(path, **options)
+
+    link = run / where / "link"
+    link.symlink_to(tmp_path)
+    gone.write_text("half")
+    with monkeypatch.context() as patch:
+        patch.setattr(mark.os, "lstat", late)
+        with pytest.raises(InvalidInput, match="a link, pipe or device"):
+            mark.refuse_planted(run)
+        link.unlink()
+        gone.write_text("half")
+        mark.refuse_planted(run)
+        assert not gone.exists()
+    count.run(Place(run, resume=True, seed=3), lambda: 37, CLAIM)
+    assert all(f.holds for f in verify(run))
+
+
+def test_a_mark_that_goes_while_it_is_looked_at_is_that_of_a_run_that_ended(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    RunFolder(Place(run, seed=3), CLAIM).close()
+    real = os.lstat
+
+    def late(path, **options):
+        if mark.NAME.fullmatch(Path(path).name) and Path(path).exists():
+            monkeypatch.undo()
+            count.run(Place(run, resume=True, seed=3), lambda: 37, CLAIM)
+        return real(path, **options)
+
+    monkeypatch.setattr(mark.os, "lstat", late)
+    with pytest.raises(InvalidInput, match="already holds a finished run"):
+        count.run(Place(run, resume=True, seed=3), lambda: 38, CLAIM)
+    assert all(f.holds for f in verify(run))
 
 
 def resumed(run: Path, people: Path, ages: list[int], go: int) -> int:
