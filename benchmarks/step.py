@@ -263,6 +263,9 @@ def _interleaved(
             continue
         except Exception as error:
             rows[kind] = base | {"error": _told(error)}
+    if device == "cuda":  # what the peaks were measured with must not lie beside what is timed
+        gc.collect()
+        torch.cuda.empty_cache()
     for kind, row in rows.items() if device == "cuda" else ():
         try:
             if "error" not in row:

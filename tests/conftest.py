@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,3 +42,20 @@ def _nothing_stays_compiled() -> Iterator[None]:
         import torch
 
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def fineness(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Choose how fine the lattice of noise is. What was computed for another fineness is forgotten, before and after."""
+    from dpfy.noise import lattice
+
+    def forget() -> None:
+        lattice._place.cache_clear()
+        lattice.with_rounding.cache_clear()
+
+    def choose(value: int) -> None:
+        monkeypatch.setattr(lattice, "FINENESS", value)
+        forget()
+
+    yield choose
+    forget()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 import pytest
@@ -17,7 +18,7 @@ from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise import chacha, gaussian, lattice
+from dpfy.noise import chacha, gaussian
 from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
 from dpfy.noise.blt import Blt
 from dpfy.noise.inverse import cancelling, inverse_square_root_banded
@@ -102,9 +103,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fine(monkeypatch: pytest.MonkeyPatch) -> None:
+def fine(fineness: Callable[[int], None]) -> None:
     """A lattice so fine that it hides nothing: its step is far below float32 rounding of the noise."""
-    monkeypatch.setattr(lattice, "FINENESS", 2**19)
+    fineness(2**19)
 
 
 @needs_kernel

@@ -52,13 +52,12 @@ FIXED = {"sampling": "without-replacement", "adjacency": "replace-one"}
 
 
 @pytest.mark.parametrize("sampling", [{}, FIXED], ids=["poisson", "fixed-size"])
-def test_one_step_is_clip_sum_noise_divide(tmp_path, monkeypatch, sampling):
+def test_one_step_is_clip_sum_noise_divide(tmp_path, fineness, sampling):
     """One step against the definition, written out by hand from the same addresses, on a lattice that hides nothing."""
     from dpfy.core.random import Randomness
-    from dpfy.noise import lattice
     from dpfy.noise.gaussian import draw
 
-    monkeypatch.setattr(lattice, "FINENESS", 2**44)
+    fineness(2**44)
     x, y = small.data()
     net = nn.Linear(small.FEATURES, small.CLASSES).double()
     before = [p.detach().clone() for p in net.parameters()]

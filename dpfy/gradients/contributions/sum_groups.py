@@ -11,11 +11,11 @@ from dpfy.gradients.contributions.rounding import sum_dtype
 GROUPS = 4
 """Sums are made in so many groups of about the same size: each is a launch, and the memory of the first is beside all that is held."""
 
-GROUPED_BYTES = 2**26
-"""Sums that are smaller in all are made at once."""
+GROUPED_BYTES = 2**27
+"""Sums that are smaller in all are made at once: steps of such models are short, and would feel the launches."""
 
 GROUPED_SHARE = 1.0
-"""So are those of which what is held for them is a smaller part: there is little to let go of, and short steps would feel the launches."""
+"""So are those of which what is held for them is a smaller part: there is little to let go of."""
 
 PIECE_BYTES = 2**24
 """The sums of a group lie in pieces of at most this size, which fit where a layer's tensors were."""
