@@ -9,6 +9,7 @@ from dpfy.accounting import table
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
+from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
 LEAST, MOST = 1e-3, 1e9
@@ -34,18 +35,32 @@ def noise(
     Guarantees: the epsilon that `accountant` computes at the value returned is at most `epsilon`. An unreachable target raises
     `InvalidInput` and names the least epsilon that was reached.
     """
+    route = table.accountant(accountant)
+    return noise_by(
+        lambda multiplier: route.curve(make_event(multiplier), adjacency), epsilon, delta, tolerance=tolerance(accountant)
+    )
+
+
+def tolerance(accountant: str) -> float:
+    """How close to the least noise a search by `accountant` comes, relatively."""
+    return float(getattr(table.accountant(accountant), "tolerance", TOLERANCE))
+
+
+def noise_by(
+    curve: Callable[[float], Curve], epsilon: float, delta: float, *, start: float = 1.0, tolerance: float = TOLERANCE
+) -> float:
+    """`noise` for who has curves already; `start` is a guess, and a good one saves time."""
     target = check.epsilon("epsilon", epsilon)
     check.delta("delta", delta)
-    route = table.accountant(accountant)
 
     def reached(multiplier: float) -> float:
-        curve = route.curve(make_event(multiplier), adjacency)
-        rough = getattr(curve, "quick", None)
+        found = curve(multiplier)
+        rough = getattr(found, "quick", None)
         if rough is not None and (bound := float(rough(delta))) < BELOW * target:
             return bound
-        return curve.epsilon(delta)
+        return found.epsilon(delta)
 
-    return least(reached, target, start=1.0, tolerance=getattr(route, "tolerance", TOLERANCE))
+    return least(reached, target, start=start, tolerance=tolerance)
 
 
 def least(reached: Callable[[float], float], target: float, *, start: float, tolerance: float = TOLERANCE) -> float:
@@ -85,7 +100,7 @@ def _bracket(reached: Callable[[float], float], target: float, start: float) -> 
     first_side = gap > 0
     while True:
         # Epsilon falls roughly as 1/noise, faster at the low end: a step a little beyond that guess brackets soon.
-        factor = math.exp(min(max(abs(gap), 0.2), 2.5)) if math.isfinite(gap) else 4.0
+        factor = math.exp(min(max(abs(gap), min(2 * abs(gap), 0.2)), 2.5)) if math.isfinite(gap) else 4.0
         factor = 1.05 * factor if first_side else math.exp(-gap / 3) if FAR < -gap < math.inf else min(1.05 * factor, 1.6)
         other = x * factor if first_side else max(x / factor, LEAST / 2)
         value = _gap(reached(other), target)

@@ -145,6 +145,8 @@ class GaussianPair(Density):
 
     def log_mgf(self, s: float, side: int = 0) -> Moments:
         """See `Loss`; with a `side` of positive (1) or negative (-1) losses only. Where quadrature is out of reach, a closed bound."""
+        if len(self.p) == len(self.q) == 1 and not side:
+            return self._gaussian(s)
         try:
             losses, log_weights = self.nodes(s, side)
         except TooFine:
@@ -202,6 +204,21 @@ class GaussianPair(Density):
         if most < 1:
             low, high = min(low, float(means_q.min()) - 9 * self.sigma), max(high, float(means_q.max()) + 9 * self.sigma)
         return low, min(high, self.ceiling)
+
+    def _gaussian(self, s: float) -> Moments:
+        """The moment of single Gaussians P and Q: tilted, x is Gaussian again, about (s + 1) m_P - s m_Q, and ends at the ceiling."""
+        ((_, m_p),), ((_, m_q),) = self.p, self.q
+        slope = (m_p - m_q) / self.sigma  # of the loss, by standard deviations of x
+        whole, middle = s * (s + 1) * slope**2 / 2, (s + 0.5) * slope**2
+        if math.isinf(self.ceiling):
+            return Moments(whole, middle, slope**2, 64 * ROUNDING * (8 + whole))
+        from scipy.special import log_ndtr
+
+        end = (self.ceiling - m_p) / self.sigma - s * slope
+        log_kept = float(log_ndtr(end))
+        hazard = math.exp(-0.5 * end**2 - 0.5 * math.log(2 * math.pi) - log_kept)
+        spread = 1 - end * hazard - hazard**2 if end > -30 else (1 - 6 / end**2 + 50 / end**4) / end**2  # where all digits cancel
+        return Moments(whole + log_kept, middle - slope * hazard, slope**2 * spread, 64 * ROUNDING * (8 + whole + end**2))
 
     def _closed(self, s: float) -> Moments:
         """An upper bound on the moment: P^(s+1) Q^-s is jointly convex, so any way to pair the components of P and Q gives one."""

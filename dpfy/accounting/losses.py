@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.accounting.moments import ROUNDING, Array, Moments, moments
+from dpfy.accounting.moments import ROUNDING, Array, Moments, log_moment, moments
 from dpfy.core.errors import Internal
 
 LAW = 1e-11
@@ -268,37 +268,62 @@ class Atoms:
     infinity: float = 0.0
     cut: float = 0.0
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept: there may be thousands of values, and curves ask often."""
+        return hash((self.losses, self.probabilities, self.infinity, self.cut))
+
     def capped(self, mass: float) -> Atoms:
         """See `Loss`."""
-        rows = sorted(zip(self.losses, self.probabilities, strict=True), reverse=True)
-        cut, k = 0.0, 0
-        while k < len(rows) - 1 and cut + rows[k][1] <= mass:
-            cut, k = cut + rows[k][1], k + 1
+        losses, masses = self.falling
+        sums = np.cumsum(masses)
+        k = min(int(np.searchsorted(sums, mass, side="right")), len(losses) - 1)
         if not k:
             return self
-        return Atoms(tuple(x for x, _ in rows[k:]), tuple(p for _, p in rows[k:]), self.infinity, cut * (1 + 1e-12))
+        return Atoms(
+            tuple(losses[k:].tolist()), tuple(masses[k:].tolist()), self.infinity, self.cut + float(sums[k - 1]) * (1 + 1e-12)
+        )
+
+    @cached_property
+    def falling(self) -> tuple[Array, Array]:
+        """Losses from the largest to the least, with their masses."""
+        losses, masses = np.array(self.losses), np.array(self.probabilities)
+        order = np.lexsort((masses, losses))[::-1]
+        return losses[order], masses[order]
 
     @property
     def top(self) -> float:
         """See `Loss`."""
-        return max(self.losses)
+        return float(self.falling[0][0])
 
     def align(self, spacing: float, mean: float) -> tuple[float, float]:
         """See `Loss`. The spacing divides the gap between the extreme values; exact when all values are evenly spaced."""
-        values = sorted(set(self.losses))
+        width = self._width
+        return self.top, spacing if width == 0 else width / max(1, math.ceil(width / spacing))
+
+    @cached_property
+    def _width(self) -> float:
+        """The least gap between two values if all others are whole multiples of it, else between the extreme ones; 0 of one value."""
+        values = np.unique(self.falling[0])
         if len(values) == 1:
-            return values[0], spacing
-        steps = np.diff(values)
+            return 0.0
+        steps, whole = np.diff(values), float(values[-1] - values[0])
         least = float(steps.min())
-        few = values[-1] - values[0] < MOST_POINTS * least  # beyond that every number looks whole
-        even = few and bool(np.allclose(steps / least, np.rint(steps / least), rtol=0, atol=1e-9))
-        width = least if even else values[-1] - values[0]
-        return values[-1], width / max(1, math.ceil(width / spacing))
+        few = whole < MOST_POINTS * least  # beyond that every number looks whole
+        return least if few and bool(np.allclose(steps / least, np.rint(steps / least), rtol=0, atol=1e-9)) else whole
 
     def log_mgf(self, s: float) -> Moments:
         """See `Loss`. Exact."""
         losses, log_weights = self.nodes(s)
         return moments(log_weights, losses, s)
+
+    def log_moment(self, s: float) -> tuple[float, float]:
+        """The log of the moment and a bound on its error, without the rest of `log_mgf`."""
+        losses, log_weights = self.nodes(s)
+        return log_moment(log_weights, losses, s)
 
     def nodes(self, s: float) -> tuple[Array, Array]:
         """See `Loss`."""
@@ -312,7 +337,7 @@ class Atoms:
 
     def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
         """See `Loss`."""
-        ends = [(end - grid.offset) / grid.spacing for end in (min(self.losses), max(self.losses))]
+        ends = [(float(end) - grid.offset) / grid.spacing for end in self.falling[0][[-1, 0]]]
         return round(ends[0]) - 1, round(ends[1]) + 1
 
     def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:

@@ -9,7 +9,7 @@ order is at most what adding up divergences of everything would give.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -24,7 +24,7 @@ from dpfy.accounting.other_losses import subsample_atoms
 from dpfy.accounting.parallel import Piece, World
 from dpfy.accounting.profiles import Points, Profile
 from dpfy.accounting.rows import drawable, row_of
-from dpfy.accounting.tight import curve_of
+from dpfy.accounting.tight import TightCurve, curve_of
 from dpfy.accounting.tuning import selected
 from dpfy.core import events as ev
 from dpfy.core.errors import Internal, Unsupported
@@ -36,6 +36,9 @@ PAIR, LOOSE, SAMPLED, RENYI, PROFILE = "pair", "loose pair", "sampled Rényi cur
 """The languages: an exact pair; a pair that is exact for one release only; divergences on a Poisson sample; divergences; a profile."""
 WIDE = 1.0
 """Choices of a larger range may cost less by their divergences than by their pairs, also where all else has a pair: both are tried."""
+WORSE, FAR = 1.01, 0.1
+"""A route is not followed whose coarse bound on epsilon is that many times another's, or on log delta that much above it: close bounds
+differ about as coarse ones do."""
 CELLS = (ev.NoisyThreshold, ev.NoisyArgmax)
 CHOSEN = (ev.BoundedRange, *CELLS)
 """Events of a family from which every release may be another one: pairs are those of blocks of them."""
@@ -78,11 +81,18 @@ class MixtureCurve:
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`, by the best route."""
-        return min(route.epsilon(delta) for route in self._routes)
+        values = self._coarse(lambda route: route.quick(delta))
+        return min(route.epsilon(delta) for route, value in values if value <= WORSE * min(v for _, v in values))
 
     def delta(self, epsilon: float) -> float:
         """Upper bound on delta at `epsilon`, by the best route."""
-        return min(route.delta(epsilon) for route in self._routes)
+        logs = self._coarse(lambda route: route.quick_log_delta(epsilon))
+        return min(route.delta(epsilon) for route, value in logs if value <= min(v for _, v in logs) + FAR)
+
+    def _coarse(self, bound: Callable[[TightCurve], float]) -> list[tuple[Curve, float]]:
+        """The routes with bounds that are computed at once; without any to tell them apart, where not all have some."""
+        known = all(isinstance(route, TightCurve) for route in self._routes) and len(self._routes) > 1
+        return [(route, bound(route) if known and isinstance(route, TightCurve) else 0.0) for route in self._routes]
 
     def epsilon_lower(self, delta: float) -> float | None:
         """Lower bound on epsilon at `delta`: that of what is surely released, the rest being free at best. None without any.

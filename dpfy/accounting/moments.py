@@ -38,15 +38,26 @@ def moments(log_weights: Array, losses: Array, s: float, error: float = 0.0) -> 
     """log sum w exp(sL), its first two derivatives in s, and `error` with what rounding adds."""
     if not len(losses):
         return Moments(-math.inf, 0.0, 0.0)
+    e, total, log, rounding = _tilted(log_weights, losses, s)
+    mean = float((e * losses).sum()) / total
+    variance = float((e * (losses - mean) ** 2).sum()) / total
+    return Moments(log, mean, variance, error + rounding)
+
+
+def log_moment(log_weights: Array, losses: Array, s: float) -> tuple[float, float]:
+    """The log and the error of `moments` alone, in half the time."""
+    return _tilted(log_weights, losses, s)[2:] if len(losses) else (-math.inf, 0.0)
+
+
+def _tilted(log_weights: Array, losses: Array, s: float) -> tuple[Array, float, float, float]:
+    """w exp(sL) over the largest of them, their sum, the log of the sum of w exp(sL), and what rounding may do to it."""
     exponents = log_weights + s * losses
     at = int(exponents.argmax())
     top = float(exponents[at])
     e = np.exp(exponents - top)
     total = float(e.sum())
-    mean = float((e * losses).sum()) / total
-    variance = float((e * (losses - mean) ** 2).sum()) / total
     rounding = 16 * ROUNDING * (8 + abs(float(log_weights[at])) + abs(s * float(losses[at])))
-    return Moments(top + math.log(total), mean, variance, error + rounding)
+    return e, total, top + math.log(total), rounding
 
 
 def mixed(parts: list[tuple[float, Moments]]) -> Moments:

@@ -218,5 +218,8 @@ def of_renyi(orders: Array, values: Array, infinity: float = 0.0) -> Bound:
 
 def hockey_stick(atoms: Atoms, epsilons: Array) -> Array:
     """The profile of the pair at `epsilons`, summed directly."""
-    losses, masses = np.array(atoms.losses), np.array(atoms.probabilities)
-    return np.array([atoms.infinity + float(np.sum(masses * -np.expm1(np.minimum(e - losses, 0.0)))) for e in epsilons])
+    losses, masses = atoms.falling
+    above = np.searchsorted(-losses, -epsilons)
+    return np.array(
+        [atoms.infinity + float(np.sum(masses[:k] * -np.expm1(e - losses[:k]))) for e, k in zip(epsilons, above, strict=True)]
+    )

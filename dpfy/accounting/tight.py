@@ -82,6 +82,14 @@ class TightCurve:
         delta_within(check.inside_unit("delta", delta))
         return 0.0 if delta >= self._touched else max(self._quick(total, delta) for total in self._directions)
 
+    def quick_log_delta(self, epsilon: float) -> float:
+        """A coarse upper bound on the log of delta at `epsilon`, as `quick` is on epsilon."""
+        found = 0.0
+        for total in self._directions:
+            finite = total.infinity < 1 and epsilon < total.top
+            found = max(found, total.infinity + (math.exp(min(0.0, chernoff(total, epsilon)[1])) if finite else 0.0))
+        return math.log(min(found, 1.0)) if found > 0 else -math.inf
+
     def _worst(self, delta: float) -> float:
         """The upper bound of the direction that decides."""
         quick = [self._quick(total, delta) for total in self._directions]
@@ -199,7 +207,7 @@ def chernoff(total: Sum, epsilon: float) -> tuple[float, float]:
 
     def bound(log_s: float) -> float:
         s = math.exp(log_s)
-        return total.log_mgf(s).upper + log_peak(s) - s * epsilon
+        return total.upper(s) + log_peak(s) - s * epsilon
 
     best = minimise(bound, math.log(1e-2), math.log(1e2), steepest(total))
     return best, bound(best)

@@ -151,15 +151,15 @@ def refuse_planted(folder: Path) -> None:
     hidden = folder / HIDDEN
     if (mode := _mode(hidden)) and not stat.S_ISDIR(mode):
         raise InvalidInput("run", str(folder), f"{HIDDEN} is a link or a file; a run keeps its secrets in a folder of its own")
-    inside = [os.path.join(at, name) for at, folders, files in os.walk(hidden) for name in (*folders, *files)]
+    inside = [Path(at, name) for at, folders, files in os.walk(hidden) for name in (*folders, *files)]
     for found in [*folder.iterdir(), *inside]:
         mode = _mode(found)
         if mode and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            name = os.path.relpath(found, folder)
+            name = str(found.relative_to(folder))
             raise InvalidInput("run", str(folder), f"holds {name!r}, a link, pipe or device: a run folder holds none")
 
 
-def _mode(path: Path | str) -> int:
+def _mode(path: Path) -> int:
     """Type and permissions, of a link its own; 0 where nothing is, or nothing any more."""
     try:
         return os.lstat(path).st_mode

@@ -58,3 +58,30 @@ def test_a_coarse_bound_serves_far_below_the_target(monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     assert accounting.epsilon(event(noise), 8e-10) <= target
     assert accounting.epsilon(event(noise * (1 - 1e-3)), 8e-10) > target
+
+
+@pytest.mark.parametrize("power", [0.5, 1, 2, 4])
+def test_a_good_guess_is_confirmed_in_few_evaluations(power: float) -> None:
+    """From either side, near or far, the answer is the same; near ones take three or four."""
+    for off in (0.01, 0.7, 0.95, 0.999, 1.001, 1.05, 1.4, 100.0):
+        tried: list[float] = []
+
+        def reached(x: float, tried: list[float] = tried) -> float:
+            tried.append(x)
+            return x**-power
+
+        noise = calibrate.least(reached, 2.0, start=off * 2 ** (-1 / power))
+        assert noise**-power <= 2.0
+        assert noise == pytest.approx(2 ** (-1 / power), rel=1e-4)
+        assert noise in tried
+        if 0.9 < off < 1.1:
+            assert len(tried) <= 5
+
+
+def test_who_has_curves_gets_the_same_noise() -> None:
+    direct = calibrate.noise(_train, 1.0, 1e-6)
+    assert calibrate.noise_by(lambda noise: accounting.curve(_train(noise)), 1.0, 1e-6) == direct
+    for start in (0.5, 3.2, 20.0):
+        guessed = calibrate.noise_by(lambda noise: accounting.curve(_train(noise)), 1.0, 1e-6, start=start)
+        assert guessed == pytest.approx(direct, rel=1e-4)
+        assert accounting.epsilon(_train(guessed), 1e-6) <= 1.0

@@ -159,6 +159,68 @@ def test_moments_are_right_whatever_the_edges() -> None:
     assert laplace.log_mgf(50.0).log == pytest.approx(math.log(51 / 101) + 1500.0, rel=1e-12)
 
 
+def test_moments_of_a_gaussian_loss_are_those_of_direct_integration() -> None:
+    """In closed form, whole or capped, wherever the tilt puts the middle: about the ceiling, far below it and far above."""
+    draw = np.random.default_rng(5)
+    for _ in range(300):
+        sigma, s = float(10 ** draw.uniform(-0.7, 1.5)), float(10 ** draw.uniform(-2, 1.5))
+        pair = GaussianPair(sigma, ((1.0, 1.0),), ((1.0, 0.0),))
+        pair = pair if draw.random() < 0.3 else pair.capped(float(10 ** draw.uniform(-40, -1)))
+        middle = 1 + s  # of x, where nothing is cut
+        high = min(pair.ceiling, middle + 14 * sigma)
+        low = min(middle, high) - (14 * sigma if high > middle - 8 * sigma else 60 * sigma**2 / (middle - high))
+        x = np.linspace(low, high, 40_001)
+        losses = (x - 0.5) / sigma**2
+        logs = s * losses - (x - 1) ** 2 / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
+        top = float(logs.max())
+        e = np.exp(logs - top)
+        total = float(simpson(e, x=x))
+        mean = float(simpson(e * losses, x=x)) / total
+        variance = float(simpson(e * (losses - mean) ** 2, x=x)) / total
+        found = pair.log_mgf(s)
+        assert found.log == pytest.approx(top + math.log(total), rel=1e-9, abs=1e-9)
+        assert found.mean == pytest.approx(mean, rel=1e-6, abs=1e-6 * math.sqrt(variance))
+        assert found.variance == pytest.approx(variance, rel=1e-5)
+        assert 0 < found.error < 1e-9 * (1 + abs(found.log))
+
+
+def test_a_sum_bounds_its_moments_as_its_parts_do() -> None:
+    draw = np.random.default_rng(6)
+    for _ in range(50):
+        masses = draw.dirichlet(np.ones(40))
+        parts = (Atoms(tuple(draw.normal(0, 1, 40).tolist()), tuple(masses.tolist())), 3), (LaplacePair(2.0), 2)
+        total, s = convolution.Sum(parts), float(10 ** draw.uniform(-2, 2))
+        assert total.upper(s) == total.log_mgf(s).upper == total.upper(s)
+
+
+def test_atoms_are_capped_and_aligned_by_definition() -> None:
+    """The largest losses go first, as long as all that is gone stays within the mass; at least one stays. What was cut before counts."""
+    draw = np.random.default_rng(7)
+    for _ in range(300):
+        count, even = int(draw.integers(1, 30)), draw.random() < 0.5
+        values = draw.integers(-5, 5, count) * 0.25 if even else draw.normal(0, 1, count)
+        masses = draw.dirichlet(np.full(count, 0.3))
+        atoms, mass = Atoms(tuple(values.tolist()), tuple(masses.tolist()), 0.0, 1e-5), float(10 ** draw.uniform(-6, 0.1))
+        rows, gone = sorted(zip(values, masses, strict=True), reverse=True), 0.0
+        while len(rows) > 1 and gone + rows[0][1] <= mass:
+            gone += rows.pop(0)[1]
+        capped = atoms.capped(mass)
+        assert capped.top == max(value for value, _ in rows)
+        assert sorted(zip(capped.losses, capped.probabilities, strict=True), reverse=True) == rows
+        assert capped.cut == pytest.approx(1e-5 + gone, rel=1e-9)
+        assert capped.cut >= 1e-5 + gone if gone else capped is atoms
+        spacing = float(10 ** draw.uniform(-3, 1))
+        offset, step = atoms.align(spacing, 0.0)
+        assert offset == atoms.top == values.max()
+        assert 0 < step <= spacing * (1 + 1e-12)
+        distinct = np.unique(values)
+        gaps = np.diff(distinct)
+        if len(gaps) and not (even and ((gaps / gaps.min()) % 1).any()):  # else the grid meets the extreme values only
+            whole = (distinct[-1] - distinct)[slice(None) if even else [0, -1]] / step
+            np.testing.assert_allclose(whole, np.rint(whole), atol=1e-6)
+        assert hash(atoms) == hash(Atoms(tuple(values.tolist()), tuple(masses.tolist()), 0.0, 1e-5))
+
+
 def test_an_incomplete_round_of_a_cycle_is_billed() -> None:
     from dpfy.accounting.patterns import Training
     from dpfy.noise.banded import Banded

@@ -289,3 +289,38 @@ def test_why_not_answers_before_anything_is_released() -> None:
     assert accounting.why_not(ev.NotPrivate(), 1e-6) is None  # that it has no protection is what its card says
     assert accounting.why_not(ev.Laplace(1.0), 0.0, accountant="basic") is None
     assert accounting.why_not(ev.Zcdp(1.0), 1e-6, accountant="gdp") is not None
+
+
+def test_routes_that_are_not_followed_would_not_have_been_better() -> None:
+    """Choices of wide ranges beside other releases, at random: what is found is the least of all routes, or so close that none can tell."""
+    draw, left_out = np.random.default_rng(8), 0
+    for _ in range(25):
+        ranges = draw.uniform(0.3, 4.0, int(draw.integers(1, 5)))
+        choices = [ev.Repeated(ev.BoundedRange(float(r)), int(draw.integers(1, 12))) for r in (*ranges, 1.5)]
+        others = [ev.Gaussian(float(draw.uniform(0.4, 5.0))), ev.Laplace(float(draw.uniform(0.5, 5.0)))][
+            : int(draw.integers(0, 3))
+        ]
+        curve = Tight().curve(ev.Composed((*choices, *others)), ADD)
+        assert isinstance(curve, mixtures.MixtureCurve)
+        assert len(curve._routes) == 2
+        for delta in (1e-9, 1e-5, 1e-2):
+            every = [route.epsilon(delta) for route in curve._routes]
+            assert min(every) <= curve.epsilon(delta) <= min(every) * (1 + 1e-3)
+            followed = [value for _, value in curve._coarse(lambda route, at=delta: route.quick(at))]
+            left_out += max(followed) > mixtures.WORSE * min(followed)
+            epsilon = 0.8 * min(every)
+            every = [route.delta(epsilon) for route in curve._routes]
+            assert min(every) <= curve.delta(epsilon) <= min(every) * (1 + 5e-3)
+    assert left_out >= 10
+
+
+def test_coarse_bounds_lie_above_close_ones() -> None:
+    draw = np.random.default_rng(9)
+    for _ in range(20):
+        event = ev.Composed(
+            (ev.Repeated(ev.BoundedRange(float(draw.uniform(0.1, 0.9))), 3), ev.Gaussian(float(draw.uniform(0.5, 4.0))))
+        )
+        curve = Tight().curve(event, ADD)
+        for epsilon in draw.uniform(0.0, 6.0, 4):
+            assert math.log(max(curve.delta(float(epsilon)), 1e-300)) <= curve.quick_log_delta(float(epsilon)) + 2e-6
+        assert curve.quick_log_delta(1e6) <= math.log(1e-200)
