@@ -39,6 +39,7 @@ SHOWN = {
         "mnist",
         "trees-all",
         "trees-few",
+        "clusters-by-dimensions",
         "clusters-images",
         "clusters-stretched",
         "clusters-adult",

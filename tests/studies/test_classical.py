@@ -55,6 +55,18 @@ def _verdicts(kind, column, few):
     return [(row[0], row[1]) for row in classical_clusters.rows_of(kind, KEPT) if (row[0] <= 3) is few and row[column] == "yes"]
 
 
+def test_a_grid_beats_rounds_from_one_seed_a_cluster_in_two_and_three_dimensions_and_loses_above():
+    """Over all points: most comparisons, and the mean cost."""
+    rows = {row[0]: row[1:] for row in classical_clusters.by_dimensions(KEPT)}
+    assert sorted(rows) == [2, 3, 5, 10]
+    for dimensions, (comparisons, won, ratio, won_of_many, ratio_of_many) in rows.items():
+        assert comparisons >= 120
+        assert (float(won.rstrip("%")) > 60) if dimensions <= 3 else (float(won.rstrip("%")) < 30)
+        assert (float(ratio) < 0.9) if dimensions <= 3 else (float(ratio) > 1.1)
+        assert float(won_of_many.rstrip("%")) < 40
+        assert float(ratio_of_many) > 1
+
+
 def test_a_grid_beats_rounds_as_published_in_few_dimensions_with_four_exceptions():
     lost = {
         (kind, *place)
