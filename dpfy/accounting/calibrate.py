@@ -16,6 +16,8 @@ LEAST, MOST = 1e-3, 1e9
 TOLERANCE = 4e-5
 BELOW = 1e-3
 """A part of the target below which a coarse upper bound is enough: where next to nothing is spent, a close one can take long."""
+STEP = 0.2
+"""The least log of a step towards the other side of the target; the first one, from a guess that is near, may be less."""
 FAR = 4.0
 """A log of epsilons beyond which the search for less noise leaps: epsilon grows hardly faster than the third power of 1/noise."""
 
@@ -97,10 +99,10 @@ def _gap(value: float, target: float) -> float:
 def _bracket(reached: Callable[[float], float], target: float, start: float) -> tuple[tuple[float, float], tuple[float, float]]:
     """Two points with the target between their values: (x, log value/target) above it and below it."""
     x, gap = start, _gap(reached(start), target)
-    first_side = gap > 0
+    first_side, least_step = gap > 0, min(2 * abs(gap), STEP)
     while True:
         # Epsilon falls roughly as 1/noise, faster at the low end: a step a little beyond that guess brackets soon.
-        factor = math.exp(min(max(abs(gap), min(2 * abs(gap), 0.2)), 2.5)) if math.isfinite(gap) else 4.0
+        factor = math.exp(min(max(abs(gap), least_step), 2.5)) if math.isfinite(gap) else 4.0
         factor = 1.05 * factor if first_side else math.exp(-gap / 3) if FAR < -gap < math.inf else min(1.05 * factor, 1.6)
         other = x * factor if first_side else max(x / factor, LEAST / 2)
         value = _gap(reached(other), target)
@@ -117,4 +119,4 @@ def _bracket(reached: Callable[[float], float], target: float, start: float) -> 
             raise InvalidInput("epsilon", target, f"is reached with noise {other:g} already: at this delta hardly any is needed")
         if other < LEAST:
             raise Unsupported(f"a target as large as epsilon {target:g}", "almost no noise reaches it; ask for a smaller epsilon")
-        x, gap = other, value
+        x, gap, least_step = other, value, STEP

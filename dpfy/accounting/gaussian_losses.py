@@ -145,15 +145,13 @@ class GaussianPair(Density):
 
     def log_mgf(self, s: float, side: int = 0) -> Moments:
         """See `Loss`; with a `side` of positive (1) or negative (-1) losses only. Where quadrature is out of reach, a closed bound."""
-        if len(self.p) == len(self.q) == 1 and not side:
+        if not side and len(self.p) == len(self.q) == 1 and self.p[0][0] == self.q[0][0] == 1:
             return self._gaussian(s)
         try:
             losses, log_weights = self.nodes(s, side)
         except TooFine:
             return self._closed(s)
-        # Exponents as large as this are rounded, and their error comes s + 1 times.
-        size = (s + 1) * max(abs(mean) for _, mean in (*self.p, *self.q)) / self.sigma
-        return moments(log_weights, losses, s, QUADRATURE + 2 * ROUNDING * size**2)
+        return moments(log_weights, losses, s, self._error(s))
 
     def nodes(self, s: float, side: int = 0) -> tuple[Array, Array]:
         """See `Loss` and `log_mgf`. Kept for all tilts up to the next power of two."""
@@ -211,14 +209,20 @@ class GaussianPair(Density):
         slope = (m_p - m_q) / self.sigma  # of the loss, by standard deviations of x
         whole, middle = s * (s + 1) * slope**2 / 2, (s + 0.5) * slope**2
         if math.isinf(self.ceiling):
-            return Moments(whole, middle, slope**2, 64 * ROUNDING * (8 + whole))
+            return Moments(whole, middle, slope**2, self._error(s) + 64 * ROUNDING * (8 + whole))
         from scipy.special import log_ndtr
 
         end = (self.ceiling - m_p) / self.sigma - s * slope
         log_kept = float(log_ndtr(end))
         hazard = math.exp(-0.5 * end**2 - 0.5 * math.log(2 * math.pi) - log_kept)
         spread = 1 - end * hazard - hazard**2 if end > -30 else (1 - 6 / end**2 + 50 / end**4) / end**2  # where all digits cancel
-        return Moments(whole + log_kept, middle - slope * hazard, slope**2 * spread, 64 * ROUNDING * (8 + whole + end**2))
+        error = self._error(s) + 64 * ROUNDING * (8 + whole + end**2)
+        return Moments(whole + log_kept, middle - slope * hazard, slope**2 * spread, error)
+
+    def _error(self, s: float) -> float:
+        """Of the log of a moment by quadrature. Exponents as large as this are rounded, and their error comes s + 1 times."""
+        size = (s + 1) * max(abs(mean) for _, mean in (*self.p, *self.q)) / self.sigma
+        return QUADRATURE + 2 * ROUNDING * size**2
 
     def _closed(self, s: float) -> Moments:
         """An upper bound on the moment: P^(s+1) Q^-s is jointly convex, so any way to pair the components of P and Q gives one."""

@@ -184,6 +184,14 @@ def test_moments_of_a_gaussian_loss_are_those_of_direct_integration() -> None:
         assert 0 < found.error < 1e-9 * (1 + abs(found.log))
 
 
+def test_a_gaussian_loss_obeys_the_laws_with_hardly_any_noise_and_with_much() -> None:
+    """What is allowed for rounding covers the nodes too, not only the closed moment."""
+    for sigma in np.geomspace(1e-3, 1e4, 60):
+        pair = GaussianPair(float(sigma), ((1.0, 1.0),), ((1.0, 0.0),))
+        assert verified(pair) is pair
+        assert verified(pair.capped(1e-9)).cut == 1e-9
+
+
 def test_a_sum_bounds_its_moments_as_its_parts_do() -> None:
     draw = np.random.default_rng(6)
     for _ in range(50):
