@@ -55,8 +55,8 @@ def opacus_step(ghost: bool) -> Callable[[nn.Module, Case], Step]:
 
 
 def vmap_step(model: nn.Module, case: Case) -> Step:
-    """The peer that needs no package: a gradient for each example by torch.func, all of them in memory."""
-    parameters = dict(model.named_parameters())
+    """The peer that needs no package: a gradient for each example by torch.func, all of them in memory. Not of frozen parameters."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 
     def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
