@@ -90,6 +90,10 @@ def contract(halves: Halves, grid: Grid) -> Layers:
 def _layers(grid: Grid, halves: Halves, weights: Array, shift: float, error: float) -> Layers:
     """The points in use, sorted by the stride they lie on. Where the finest stride is not in use, all go to the finest layer."""
     index = halves.index
+    if int(index[-1] - index[0]) == len(index) - 1:  # every point of the grid
+        return (
+            Lattice(grid.offset + shift, grid.spacing, int(index[0]), weights, grid.tilt, grid.log_scale, error, halves.relative),
+        )
     gaps = np.diff(index)
     level = np.rint(np.log(np.minimum(np.append(gaps[:1], gaps), np.append(gaps, gaps[-1:]))) / math.log(FACTOR)).astype(int)
     level = np.where((level == level.min()) | (index % FACTOR ** np.minimum(level, 24) != 0), 0, level)

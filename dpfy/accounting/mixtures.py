@@ -100,8 +100,11 @@ class MixtureCurve:
         Surely released are the releases with an exact pair, and one run of every tuning that makes at least one: where all scores are
         alike the best of them is any one. Of several releases to choose from the choice may always be the worst.
         """
-        known = [one for part in self._parts for one in _surely(part, delta)]
-        lower = curve_of(_composed(known)).epsilon_lower(delta) if known else None
+        known = tuple(one for part in self._parts for one in _surely(part, delta))
+        if not known:
+            return None
+        exact = self._routes[0] if known == self._parts else curve_of(_composed(known))  # the first route is that of all pairs
+        lower = exact.epsilon_lower(delta)
         if lower is not None and lower > self.epsilon(delta):
             raise Internal(
                 "an upper bound on epsilon lies above the lower bound", f"{self.epsilon(delta):.9g} is below {lower:.9g}"

@@ -67,6 +67,7 @@ class TightCurve:
         self._found: dict[tuple[Sum, float], tuple[Sum, Saddle]] = {}
         self._tilts: dict[tuple[Sum, float], tuple[Sum, float, float]] = {}
         self._upper: dict[float, float] = {}
+        self._chernoff: dict[tuple[Sum, float], tuple[float, float]] = {}
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`; where delta is below what can be certified, an error that says so."""
@@ -87,8 +88,14 @@ class TightCurve:
         found = 0.0
         for total in self._directions:
             finite = total.infinity < 1 and epsilon < total.top
-            found = max(found, total.infinity + (math.exp(min(0.0, chernoff(total, epsilon)[1])) if finite else 0.0))
+            found = max(found, total.infinity + (math.exp(min(0.0, self._sharpest(total, epsilon)[1])) if finite else 0.0))
         return math.log(min(found, 1.0)) if found > 0 else -math.inf
+
+    def _sharpest(self, total: Sum, epsilon: float) -> tuple[float, float]:
+        """`chernoff` of one direction, kept: a coarse bound and a close one begin with it."""
+        if (total, epsilon) not in self._chernoff:
+            self._chernoff[total, epsilon] = chernoff(total, epsilon)
+        return self._chernoff[total, epsilon]
 
     def _worst(self, delta: float) -> float:
         """The upper bound of the direction that decides."""
@@ -179,7 +186,7 @@ class TightCurve:
         usual = whole.log_mgf(UNTILTED)
         if usual.mean - epsilon > CERTAIN * math.sqrt(max(usual.variance, 0.0)):
             return 1.0  # nearly every loss is larger: delta is 1 to three digits, and no lattice needs to say so
-        best, log_bound = chernoff(whole, epsilon)
+        best, log_bound = self._sharpest(whole, epsilon)
         answer = min(1.0, whole.infinity + math.exp(min(0.0, log_bound)) * (1 + 1e-6))
         if log_bound < NEGLIGIBLE:
             return answer
