@@ -22,7 +22,13 @@ def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
 def fit(
     data: Annotated[str, typer.Argument(metavar="DATA", help="The private table: CSV or Parquet.", show_default=False)],
     schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
-    estimator: Annotated[str, _option("logistic, svm, linear, ridge, poisson, naive-bayes, ...")],
+    estimator: Annotated[
+        str,
+        _option(
+            "logistic, svm, naive-bayes; linear, ridge, poisson; boosting, boosted-trees, forest, tree, soft-trees (classes or "
+            "numbers, as the target is); kmeans, mixture, pca."
+        ),
+    ],
     epsilon: Annotated[float, _option("What the fit may cost.")],
     target: Annotated[str | None, _option("Column to predict (default: the label of the schema).")] = None,
     delta: Annotated[float, typer.Option(help="Delta; 0 for a pure guarantee, where the estimator has one.")] = 1e-6,
@@ -57,12 +63,7 @@ def fit(
     out = out or fresh_path()
     if resume and Mark.find(out) is None and not ended(out):
         raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
-    kinds = job.names()
-    if estimator not in kinds:
-        from dpfy.core import check
-
-        check.one_of("--estimator", estimator, kinds)
-    given = job.settings(kinds[estimator], assignments or [])
+    given = job.settings(job.kind_for(estimator, schema, target), assignments or [])
     given |= {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "records": records}
     public = {"estimator": estimator, "target": target, **given}
     private = {"data": data, "schema": schema, "ledger": None if ledger is None else str(ledger)}

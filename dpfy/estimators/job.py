@@ -13,6 +13,7 @@ import numpy as np
 
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.data.schema import Number
 from dpfy.estimators import columns, target
 from dpfy.estimators.estimator import COMMON, ESTIMATORS, PrivateClassifier, PrivateEstimator, PrivateRegressor, load
 from dpfy.estimators.files import FileTable
@@ -33,7 +34,8 @@ SHORT = {
     "soft-trees": "SoftTreeClassifier",
     "mixture": "GaussianMixture",
 }
-"""Names on the command line; every estimator is known by its own name in small letters with dashes, too."""
+"""Names on the command line; every estimator is known by its own name in small letters with dashes, too. Where the target is a number, a
+family of classifiers stands for its regressors."""
 
 
 def names() -> dict[str, type[PrivateEstimator]]:
@@ -43,6 +45,14 @@ def names() -> dict[str, type[PrivateEstimator]]:
     assert dpfy.estimators
     found = {short: ESTIMATORS[name] for short, name in SHORT.items() if name in ESTIMATORS}
     return found | {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind for name, kind in sorted(ESTIMATORS.items())}
+
+
+def kind_for(name: str, schema: str, target: str | None) -> type[PrivateEstimator]:
+    """The estimator of that name; of a family in `SHORT`, the one that predicts what the schema says the target is."""
+    kind = names()[check.one_of("--estimator", name, names())]
+    if name in SHORT and issubclass(kind, PrivateClassifier) and isinstance(columns.label_of(schema, target), Number):
+        return ESTIMATORS.get(kind.__name__.replace("Classifier", "Regressor"), kind)
+    return kind
 
 
 def settings(kind: type[PrivateEstimator], assignments: Sequence[str]) -> dict[str, Any]:
@@ -74,7 +84,7 @@ class Asked:
 
     def run(self, place: Place, progress: Callable[[int, int], None] | None = None) -> tuple[Any, dict[str, float]]:
         """The fitted estimator, and figures of the public test rows."""
-        kind = names()[check.one_of("--estimator", self.estimator, names())]
+        kind = kind_for(self.estimator, self.schema, self.target)
         made = kind(**self.given, schema=self.schema, run=place)
         made._progress = progress  # type: ignore[attr-defined]
         table = FileTable(self.data)

@@ -66,6 +66,15 @@ def test_a_regression_with_settings_and_predictions_of_its_run(tmp_path, capsys)
     assert "choose a new file" in refused(capsys, "predict", run, rows, "--out", tmp_path / "out.csv")
 
 
+@pytest.mark.parametrize("family", ["boosting", "boosted-trees", "forest", "tree", "soft-trees"])
+def test_a_family_predicts_numbers_where_the_target_is_one(tmp_path, capsys, family):
+    for target, ending in (("hours", "Regressor"), ("income", "Classifier")):
+        found = told(capsys, *FIT, "--estimator", family, "--target", target, "--out", tmp_path / target, "--test", PEOPLE)
+        assert found["estimator"].endswith(ending)
+        assert ("test_rmse" in found) == (target == "hours")
+    assert "must be a column of the schema" in refused(capsys, *FIT, "--estimator", family, "--target", "nobody")
+
+
 def test_predictions_of_classes_have_probabilities(tmp_path, capsys):
     run = tmp_path / "run"
     told(capsys, *FIT, "--estimator", "naive-bayes", "--out", run)
