@@ -20,7 +20,7 @@ from sklearn.utils.validation import validate_data
 
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.estimators import bounding, columns, fitting, records, refits, target
+from dpfy.estimators import bounding, columns, fitting, records, refits, target, threads
 from dpfy.estimators.budget import Need, Terms, rounds
 from dpfy.estimators.claim import Condition, FitClaim
 from dpfy.estimators.columns import Columns, Form
@@ -31,6 +31,8 @@ from dpfy.estimators.target import Classes, OpenTarget, Range, Target
 from dpfy.runs.folder import Place
 
 COMMON = ("epsilon", "delta", "accountant", "adjacency", "schema", "bounds", "records", "ledger", "run", "random_state")
+JOBS = "n_jobs"
+"""How many threads make the sums of a fit, where an estimator has it: no part of a claim, as nothing released depends on it."""
 ESTIMATORS: dict[str, type[PrivateEstimator]] = {}
 """Every estimator by its name: a file names one, and nothing is imported because of it."""
 
@@ -129,6 +131,7 @@ class PrivateEstimator(BaseEstimator):
         spends nothing. What is kept of the records is what was released under the claim.
         """
         refits.refuse(self)
+        threads.checked(getattr(self, JOBS, None))
         public = self._public(X, y)
         claim = self._claim(public)
         shown = getattr(self, "_progress", None)
@@ -164,7 +167,7 @@ class PrivateEstimator(BaseEstimator):
 
     def _settings(self) -> tuple[tuple[str, str], ...]:
         """Its own parameters, in words."""
-        own = {k: v for k, v in self.get_params(deep=False).items() if k not in COMMON}
+        own = {k: v for k, v in self.get_params(deep=False).items() if k not in (*COMMON, JOBS)}
         return tuple((k, _printable(v)) for k, v in sorted(own.items()))
 
     def _place(self) -> Place | None:
@@ -188,7 +191,8 @@ class PrivateEstimator(BaseEstimator):
         data = self._read(X, y, public)
         if public.open:
             data = _bounded(data, fit)
-        return Model(self._learn(data, public, fit), self._facts(X, data, public.form))
+        with threads.threads(getattr(self, JOBS, 1)):
+            return Model(self._learn(data, public, fit), self._facts(X, data, public.form))
 
     def _facts(self, X: Any, data: Records, form: Form) -> dict[str, Any]:
         """What a file says about the estimator beside its arrays: public, or bought."""

@@ -17,7 +17,7 @@ from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.data.schema import Category, Number
-from dpfy.estimators import GaussianMixture, KMeans, load
+from dpfy.estimators import GaussianMixture, KMeans, load, threads
 from dpfy.estimators.budget import Terms
 from dpfy.estimators.clusters import aggregate, covariances, lloyd, mixture, points, summary
 from dpfy.estimators.clusters.kmeans import METHODS
@@ -387,7 +387,36 @@ def test_a_killed_fit_resumes_to_the_same_release(tmp_path, monkeypatch):
     assert np.array_equal(again.cluster_centers_, whole.cluster_centers_)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_many_threads_there_are_changes_nothing_that_is_released(kind, monkeypatch):
+    """Blocks of 7 points: many sums are added up, and blocks end in the middle of what belongs together."""
+    monkeypatch.setattr(points, "BLOCK", 7)
+    data = blobs(500)
+    alone = made(kind).fit(data).release_
+    for jobs in (1, 3, -1):
+        shared = made(kind, n_jobs=jobs).fit(data)
+        assert shared.release_.files["estimator.safetensors"] == alone.files["estimator.safetensors"]
+        assert shared.card_["sections"][0]["claim"] == alone.card["sections"][0]["claim"]
+
+
+def test_an_error_on_a_thread_is_the_callers_and_threads_are_said_for_one_fit_alone():
+    def fails(part: slice) -> None:
+        raise ValueError(part.start)
+
+    with threads.threads(3):
+        assert list(threads.each(lambda k: k * k, range(50))) == [k * k for k in range(50)]
+        with pytest.raises(ValueError, match="0"):
+            list(threads.each(fails, points.blocks(10)))
+        with threads.threads(1):
+            assert threads._COUNT.get() == 1
+        assert threads._COUNT.get() == 3
+    assert threads._COUNT.get() == 1
+
+
 BAD = [
+    (KMeans, {"n_jobs": 0}, "n_jobs: got 0; must be at least 1"),
+    (GaussianMixture, {"n_jobs": "two"}, "n_jobs"),
+    (KMeans, {"n_jobs": 10**9}, "n_jobs"),
     (KMeans, {"n_clusters": 0}, "n_clusters"),
     (KMeans, {"method": "elkan"}, "method"),
     (KMeans, {"rounds": 0}, "rounds"),

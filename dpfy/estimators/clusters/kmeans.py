@@ -50,6 +50,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
     norm:        a public bound on the distance of scaled rows from the middle of their ranges, to which others are moved; None for all that
                  the ranges allow.
     structure:   the public seed of all that is drawn without regard to the records.
+    n_jobs:      threads that sums are made on, -1 for one on each core. Nothing that is released depends on it.
 
     After `fit`: `cluster_centers_` in the units of the columns, `counts_` (noisy), `inertia_` (a noisy sum of squared distances
     on the scales, of points moved into the balls of the last round). Labels of the records are not kept: `predict` gives them to
@@ -63,6 +64,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
     budget: str = "equal"
     norm: float | None = None
     structure: int = 0
+    n_jobs: int | None = None
 
     def _needs(self, public: Public) -> Sequence[Need]:
         check.integer("n_clusters", self.n_clusters, most=4096)

@@ -15,7 +15,7 @@ import numpy as np
 from dpfy.core import check
 from dpfy.core.values import Bound
 from dpfy.estimators.budget import Need
-from dpfy.estimators.clusters.points import STEPS, Floats, Points, blocks, nearest, on_grid, shortened
+from dpfy.estimators.clusters.points import STEPS, Floats, Points, nearest, on_grid, shortened, summed
 from dpfy.estimators.clusters.start import Centres, of
 from dpfy.estimators.clusters.summary import SMALLEST, Summary, sums_by
 from dpfy.estimators.fitting import Fit
@@ -124,15 +124,16 @@ def measured(points: Points, start: Centres, fit: Fit) -> Centres:
 
 def totals(points: Points, centres: Floats, radii: Floats) -> Floats:
     """Counts, sums of differences over the radius, and sums of their squares, of each cluster."""
-    found = np.zeros((len(centres), centres.shape[1] + 2))
-    for part in blocks(len(points)):
+
+    def added(part: slice) -> Floats:
         rows = points[part].astype(np.float64)
         label, squares = nearest(rows, centres)
         moved = shortened(rows - centres[label], squares, radii[label])
         square = on_grid(SQUARE * np.einsum("ij,ij->i", moved, moved), BITS)
-        added = np.concatenate([np.full((len(label), 1), COUNT), moved, square[:, None]], axis=1)
-        found += sums_by(label, added, len(centres))
-    return found
+        each = np.concatenate([np.full((len(label), 1), COUNT), moved, square[:, None]], axis=1)
+        return sums_by(label, each, len(centres))
+
+    return summed(len(points), np.zeros((len(centres), centres.shape[1] + 2)), added)
 
 
 def separated(seeds: int, half_widths: Floats, structure: int) -> Floats:

@@ -23,7 +23,7 @@ from dpfy.core import check
 from dpfy.core.values import Bound
 from dpfy.estimators.budget import Need
 from dpfy.estimators.clusters import covariances, summary
-from dpfy.estimators.clusters.points import SAFE, Ball, Floats, Points, blocks, on_grid, shortened
+from dpfy.estimators.clusters.points import SAFE, Ball, Floats, Points, on_grid, shortened, summed
 from dpfy.estimators.clusters.start import Centres, coreset, levels
 from dpfy.estimators.columns import refuse_categories
 from dpfy.estimators.estimator import PrivateEstimator, Public
@@ -106,9 +106,10 @@ def totals(points: Points, mixture: Mixture, radii: Floats) -> Floats:
     Guarantees: a point adds a vector of norm at most sqrt(1 + COUNT^2 + SQUARE^2), in whole steps of 2^-BITS (or 2^-FULL_BITS).
     """
     count, width = mixture.means.shape
-    means, found = on_grid(mixture.means), np.zeros((count, 1 + width + (width * width if mixture.full else width)))
-    for part in blocks(len(points)):
-        rows = points[part].astype(np.float64)
+    means, shape = on_grid(mixture.means), (count, 1 + width + (width * width if mixture.full else width))
+
+    def added(part: slice) -> Floats:
+        rows, found = points[part].astype(np.float64), np.zeros(shape)
         share = shares(rows, mixture)
         for k in range(count):
             has = share[:, k] > 0
@@ -120,7 +121,9 @@ def totals(points: Points, mixture: Mixture, radii: Floats) -> Floats:
                 found[k, 1 + width :] += SQUARE * covariances.products(moved, own).ravel()
             else:
                 found[k, 1 + width :] += on_grid((SQUARE * own)[:, None] * moved**2, BITS).sum(axis=0)
-    return found
+        return found
+
+    return summed(len(points), np.zeros(shape), added)
 
 
 def bound(dimensions: int, full: bool = False) -> Bound:
@@ -179,6 +182,7 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
     rounds:           noisy rounds of expectation and maximisation, after a start as `KMeans` has it, for half of the budget.
     norm:             a public bound on the distance of scaled rows from the middle of their ranges; None for all that ranges allow.
     structure:        the public seed of all that is drawn without regard to the records.
+    n_jobs:           threads that sums are made on, -1 for one on each core. Nothing that is released depends on it.
 
     After `fit`: `weights_`, `means_` in the units of the columns, `covariances_` (variances on the scales, or matrices) and `counts_`
     (noisy).
@@ -189,6 +193,7 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
     rounds: int = 4
     norm: float | None = None
     structure: int = 0
+    n_jobs: int | None = None
 
     def _needs(self, public: Public) -> Sequence[Need]:
         check.integer("n_components", self.n_components, most=1024)

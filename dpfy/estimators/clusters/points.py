@@ -8,7 +8,7 @@ rounding: which centre is nearest depends on nothing but the point.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpfy.estimators.columns import Columns
 from dpfy.estimators.records import Records
+from dpfy.estimators.threads import each
 
 Floats = NDArray[np.float64]
 Points = NDArray[np.float32]
@@ -40,6 +41,13 @@ def blocks(size: int) -> Iterator[slice]:
     """All places, in blocks."""
     for start in range(0, size, BLOCK):
         yield slice(start, min(size, start + BLOCK))
+
+
+def summed(size: int, like: NDArray[Any], work: Callable[[slice], NDArray[Any]]) -> NDArray[Any]:
+    """What `work` makes of every block, added up in `like`."""
+    for found in each(work, blocks(size)):
+        like += found
+    return like
 
 
 @dataclass(frozen=True)
@@ -71,11 +79,15 @@ class Ball:
         Guarantees: every coordinate is a whole step, and no point has a norm above one.
         """
         found = np.empty((data.size, len(self.columns.numbers)), np.float32)
-        for part in blocks(data.size):
+
+        def place(part: slice) -> None:
             rows = (data.scaled(part) - self.middle) / self.radius
             norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
             rows *= (SAFE / np.maximum(norms, SAFE))[:, None]
             found[part] = on_grid(rows)
+
+        for _ in each(place, blocks(data.size)):
+            pass
         return found
 
     def raw(self, points: Floats) -> Floats:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bound
-from dpfy.estimators.clusters.points import BITS, STEPS, Floats, Points, blocks, on_grid, shortened
+from dpfy.estimators.clusters.points import BITS, STEPS, Floats, Points, blocks, on_grid, shortened, summed
 from dpfy.estimators.fitting import Fit
+from dpfy.estimators.threads import each
 
 TREE, CELLS = "summary", "cells"
 SQUARE = 0.5
@@ -63,14 +64,7 @@ def tree(points: Points, levels: int, fit: Fit) -> Summary:
     centres, radii = np.zeros((1, width)), np.ones(1)
     noise = fit.round(TREE).deviation
     for level in range(levels):
-        totals = np.zeros((1 << level, 1 + 2 * width))
-        for part in blocks(len(points)):
-            rows, at = points[part].astype(np.float64), node[part]
-            rows -= centres[at]
-            moved = shortened(rows, np.einsum("ij,ij->i", rows, rows), radii[at])
-            added = np.concatenate([np.ones((len(at), 1)), moved, on_grid(SQUARE * moved**2, TREE_BITS)], axis=1)
-            totals += sums_by(at, added, 1 << level)
-        released = fit.release(TREE, totals, TREE_BITS)
+        released = fit.release(TREE, _totals(points, node, centres, radii), TREE_BITS)
         counts = np.maximum(released[:, 0], noise)
         mean = released[:, 1 : 1 + width] / counts[:, None]
         mean /= np.maximum(np.sqrt((mean**2).sum(axis=1, keepdims=True)), 1.0)
@@ -85,14 +79,28 @@ def tree(points: Points, levels: int, fit: Fit) -> Summary:
     return Summary(centres, weights, deviation**2)
 
 
+def _totals(points: Points, node: NDArray[np.int64], centres: Floats, radii: Floats) -> Floats:
+    """Counts, sums and sums of squares of the points of each node, about its centre and over its radius."""
+
+    def added(part: slice) -> Floats:
+        rows, at = points[part].astype(np.float64), node[part]
+        rows -= centres[at]
+        moved = shortened(rows, np.einsum("ij,ij->i", rows, rows), radii[at])
+        each = np.concatenate([np.ones((len(at), 1)), moved, on_grid(SQUARE * moved**2, TREE_BITS)], axis=1)
+        return sums_by(at, each, len(centres))
+
+    return summed(len(points), np.zeros((len(centres), 1 + 2 * points.shape[1])), added)
+
+
 def _cut(points: Points, node: NDArray[np.int64], centres: Floats, axis: NDArray[np.int64]) -> NDArray[np.int64]:
     """The children that points go to: right of the mean of their node in its widest coordinate, or not."""
-    right = np.empty(len(node), bool)
-    for part in blocks(len(node)):
+
+    def right(part: slice) -> NDArray[np.bool_]:
         at = node[part]
         coordinate = np.take_along_axis(points[part], axis[at][:, None], axis=1)[:, 0]
-        right[part] = coordinate > centres[at, axis[at]]
-    return 2 * node + right
+        return np.asarray(coordinate > centres[at, axis[at]])
+
+    return 2 * node + np.concatenate([*each(right, blocks(len(node)))])
 
 
 def sums_by(label: NDArray[np.int64], rows: Floats, labels: int) -> Floats:
@@ -131,10 +139,12 @@ def lowered(counts: Floats, whole: float) -> Floats:
 def grid(points: Points, records: float, side: int, radius: Floats, fit: Fit) -> Summary:
     """A histogram over equal cells of the box with these half widths, as weighted points in their middles; `records` is their number."""
     width = points.shape[1]
-    counts = np.zeros(side**width, np.int64)
-    for part in blocks(len(points)):
+
+    def counted(part: slice) -> NDArray[np.int64]:
         place = np.clip(np.floor((points[part] / radius + 1) / 2 * side), 0, side - 1).astype(np.int64)
-        counts += np.bincount(place @ (side ** np.arange(width)), minlength=len(counts))
+        return np.bincount(place @ (side ** np.arange(width)), minlength=side**width)
+
+    counts = summed(len(points), np.zeros(side**width, np.int64), counted)
     weights = lowered(fit.release(CELLS, counts), max(records, 1.0))
     place = np.arange(len(counts))[:, None] // side ** np.arange(width) % side
     middles = ((place + 0.5) / side * 2 - 1) * radius
