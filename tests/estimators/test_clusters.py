@@ -399,6 +399,14 @@ def test_how_many_threads_there_are_changes_nothing_that_is_released(kind, monke
         assert shared.card_["sections"][0]["claim"] == alone.card["sections"][0]["claim"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_do_not_depend_on_blocks(kind, monkeypatch):
+    data = blobs(500)
+    whole = made(kind).fit(data).release_
+    monkeypatch.setattr(points, "BLOCK", 11)
+    assert made(kind).fit(data).release_.files["estimator.safetensors"] == whole.files["estimator.safetensors"]
+
+
 def test_an_error_on_a_thread_is_the_callers_and_threads_are_said_for_one_fit_alone():
     def fails(part: slice) -> None:
         raise ValueError(part.start)
