@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dpfy.core.errors import Unsupported
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.contributions.embedding import EmbeddingGradient
@@ -238,3 +239,52 @@ def test_short_rows_that_change_places_are_noticed_beside_a_long_one() -> None:
     tilted = weights[:, None] * rows
     assert _scales(rows, tilted, weights)
     assert not _scales(rows, tilted[[0, 2, 1, 3]], weights)
+
+
+SWAPPED: dict[str, tuple[nn.Module, Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]]] = {
+    "linear": (nn.Linear(C, C), lambda m, p: {"weight": p["weight"] * 2, "bias": p["bias"]}),
+    "constants": (nn.Linear(C, C), lambda m, p: {"weight": torch.ones(C, C, dtype=torch.float64)}),
+    "norm": (nn.LayerNorm(C), lambda m, p: {"weight": p["weight"].exp()}),
+    "recurrent": (nn.GRU(C, C, batch_first=True), lambda m, p: {"weight_ih_l0": p["weight_ih_l0"].tanh()}),
+    "several": (nn.Sequential(nn.Linear(C, C), nn.Tanh(), nn.LayerNorm(C)), lambda m, p: {k: v * 1.5 for k, v in p.items()}),
+}
+
+
+class Swapped(Base):
+    """A layer as it is, and once more with something in the place of its parameters."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.layer, self.swap = copy.deepcopy(SWAPPED[name][0]), SWAPPED[name][1]
+
+    def strange(self, x: Tensor) -> Tensor:
+        given = self.swap(self.layer, dict(self.layer.named_parameters()))
+        both = self.layer(x), torch.func.functional_call(self.layer, given, (x,))
+        return sum(y[0] if isinstance(y, tuple) else y for y in both)
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_layers_with_something_in_the_place_of_their_parameters_equal_the_loop(name: str) -> None:
+    torch.manual_seed(0)
+    model = Swapped(name).double()
+    twin = copy.deepcopy(model)
+    fast, slow = BookkeepingEngine(), LoopEngine()
+    fast.attach(model)
+    slow.attach(twin)
+    for batch in (4, 3, 1):
+        index = torch.randint(0, V, (batch, T))
+        found, expected = (
+            engine.bounded_sum(F.cross_entropy(net(index).mean(1), index[:, 0], reduction="none"), FlatClip(0.2)).value
+            for engine, net in ((fast, model), (slow, twin))
+        )
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-12)
+
+
+def test_parameters_of_another_module_in_a_layer_are_refused_in_words() -> None:
+    other, model = nn.Linear(C, C), nn.Sequential(nn.Linear(C, C))
+    engine = BookkeepingEngine()
+    engine.attach(model)
+    losses = torch.func.functional_call(model[0], dict(other.named_parameters()), (torch.randn(3, C),)).sum(1)
+    with pytest.raises(Unsupported, match="0 with parameters of another module"):
+        engine.bounded_sum(losses, FlatClip(1.0))

@@ -43,9 +43,18 @@ def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if entry is None:
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     rule, tape, site = entry
+    if rule.run is not run_bare and _swapped(module):
+        return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     if "input" in kwargs and not args and rule.run is not run_bare:  # what torch's layers call what rules take by place
         args = (kwargs.pop("input"),)
     return rule.run(module, tape, site, *args, **kwargs)
+
+
+def _swapped(module: nn.Module) -> bool:
+    """Whether something else stands in the place of a parameter (`torch.func.functional_call`): autograd finds what that is made of."""
+    return any(
+        p is not None and type(p) is not nn.Parameter and not isinstance(p, nn.Parameter) for p in module._parameters.values()
+    )
 
 
 def _with_aliases(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -118,6 +118,10 @@ class BoundedSum:
         for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch, report.grad)):
             if isinstance(contribution, Deferred) and (not self._jobs or self._jobs[-1] is not contribution.job):
                 self._jobs.append(contribution.job)
+            if p not in self.names:
+                raise Unsupported(
+                    f"{report.site.name} with parameters of another module", "train the model that holds them, or freeze them"
+                )
             self.add(self.names[p], contribution, parts)
         if len(self._jobs) >= MOST_WAITING:
             self._flush()
