@@ -49,10 +49,13 @@ def threads(n_jobs: int | None) -> Iterator[None]:
 
 
 def each(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """What `work` makes of every item, in their order."""
+    """What `work` makes of every item, in their order. After an error, or an interruption, nothing more is begun."""
     count = _COUNT.get()
     if count == 1:
         yield from map(work, items)
         return
-    with ThreadPoolExecutor(count) as pool:
+    pool = ThreadPoolExecutor(count)
+    try:
         yield from pool.map(work, items)
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -408,13 +409,18 @@ def test_sums_do_not_depend_on_blocks(kind, monkeypatch):
 
 
 def test_an_error_on_a_thread_is_the_callers_and_threads_are_said_for_one_fit_alone():
-    def fails(part: slice) -> None:
-        raise ValueError(part.start)
+    begun: list[int] = []
+
+    def fails(k: int) -> None:
+        begun.append(k)
+        time.sleep(0.002)
+        raise ValueError(f"item {k}")
 
     with threads.threads(3):
         assert list(threads.each(lambda k: k * k, range(50))) == [k * k for k in range(50)]
-        with pytest.raises(ValueError, match="0"):
-            list(threads.each(fails, points.blocks(10)))
+        with pytest.raises(ValueError, match="item 0"):
+            list(threads.each(fails, range(10_000)))
+        assert len(begun) < 5_000  # the rest was not begun
         with threads.threads(1):
             assert threads._COUNT.get() == 1
         assert threads._COUNT.get() == 3
