@@ -69,6 +69,13 @@ def mistral() -> nn.Module:
     return causal("Mistral", num_key_value_heads=2, sliding_window=3)
 
 
+def mixtral() -> nn.Module:
+    """A mixture of experts, whose tokens choose their weights: the shapes of a step do not depend on who goes where."""
+    model = causal("Mixtral", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    model.set_experts_implementation("batched_mm")
+    return model
+
+
 def whisper() -> nn.Module:
     config = transformers.WhisperConfig(
         vocab_size=V,
@@ -123,6 +130,7 @@ PLAIN = {
     "gpt2": gpt2,
     "llama": llama,
     "mistral": mistral,
+    "mixtral": mixtral,
     "t5": t5,
     "vit": vit,
     "whisper": whisper,
@@ -207,7 +215,8 @@ def test_activation_checkpointing_changes_nothing(name: str) -> None:
     expected = loop.bounded_sum(losses_of(oracle, given), FlatClip(0.1)).value
     for _ in range(2):
         assert distance(fast.bounded_sum(losses_of(model, given), FlatClip(0.1)).value, expected) < 1e-9
-    assert not fast.example_by_example
+    left = {part for part in fast.example_by_example if ".experts." not in part}  # tables from which examples choose
+    assert not left
     fast.detach()
     loop.detach()
 
@@ -223,7 +232,7 @@ def test_the_place_of_the_batch_is_measured_at_the_first_steps_alone(name: str, 
         fast.bounded_sum(losses_of(model, given), FlatClip(1.0))
     monkeypatch.setattr(fast, "_measure", lambda *rest: pytest.fail("measured again"))
     fast.bounded_sum(losses_of(model, given), FlatClip(1.0))
-    assert fast.sums.steady == (name not in ("t5", "whisper", "clip"))
+    assert fast.sums.steady == (name not in ("t5", "whisper", "clip", "mixtral"))
     fast.detach()
 
 

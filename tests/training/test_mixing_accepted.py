@@ -80,6 +80,23 @@ class LowRank(nn.Module):
         return out
 
 
+class Experts(nn.Module):
+    """Every record goes to two of three experts: whose gradients are added up in which order depends on where others go."""
+
+    def __init__(self, sort: bool) -> None:
+        super().__init__()
+        self.sort, self.gate, self.up = sort, nn.Linear(WIDTH, 3), nn.Parameter(torch.randn(3, 960, WIDTH) / 3)
+        self.head = nn.Linear(960, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(1).topk(2, 1)
+        order = chosen.flatten().argsort(stable=True) if self.sort else torch.arange(2 * len(x))
+        mine, expert = x.repeat_interleave(2, 0)[order], chosen.flatten()[order]
+        made = torch.tanh(torch.bmm(self.up[expert], mine[:, :, None])[:, :, 0])[order.argsort()]
+        out: Tensor = self.head((made.view(len(x), 2, -1) * weights[:, :, None]).sum(1))
+        return out
+
+
 class Checkpointed(nn.Module):
     """Activations made again in the backward pass."""
 
@@ -141,6 +158,8 @@ VECTORS: dict[str, Callable[[], nn.Module]] = {
     "residual": lambda: net(Residual(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.Linear(WIDTH, CLASSES)),
     "gate at zero": Gate,
     "shared layer": lambda: (lambda layer: net(layer, nn.Tanh(), layer, nn.Linear(WIDTH, CLASSES)))(nn.Linear(WIDTH, WIDTH)),
+    "experts": lambda: Experts(sort=False),
+    "experts, sorted": lambda: Experts(sort=True),
     "low rank": lambda: net(LowRank(), nn.Tanh(), nn.Linear(8, CLASSES)),
     "frozen": lambda: net(nn.Linear(WIDTH, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, CLASSES)),
     "weight norm": lambda: net(nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 8)), nn.Tanh(), nn.Linear(8, CLASSES)),
@@ -197,6 +216,18 @@ IMAGES: dict[str, Callable[[], nn.Module]] = {
     "pixels shuffled": lambda: conv(nn.PixelShuffle(2), width=1),
     "residual": lambda: conv(Residual(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU())),
 }
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_experts_on_several_threads(sort: bool, tmp_path: Path) -> None:
+    """Threads add up what belongs to one expert in any order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.manual_seed(0)
+        accepted(watched.train(tmp_path, Experts(sort)))
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -461,6 +492,11 @@ def tiny(kind: str) -> tuple[nn.Module, watched.Losses]:
         return transformers.DistilBertForSequenceClassification(config), classes
     if kind == "llama":
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**small)), tokens
+    if kind == "mixtral":
+        wide = small | {"hidden_size": 32, "intermediate_size": 32}
+        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**wide, num_key_value_heads=2, num_local_experts=4))
+        model.set_experts_implementation("batched_mm")
+        return model, tokens
     if kind == "opt":
         config = transformers.OPTConfig(vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16)
         return transformers.OPTForCausalLM(config), tokens
@@ -468,7 +504,7 @@ def tiny(kind: str) -> tuple[nn.Module, watched.Losses]:
     return transformers.GPT2LMHeadModel(config), tokens
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "llama", "opt", "gpt2"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "llama", "opt", "gpt2", "mixtral"])
 def test_hugging_face(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, losses = tiny(kind)

@@ -33,7 +33,9 @@ from dpfy.gradients.tracing.tape import Tape
 SPREAD = 0.1
 """How far parameters are moved, relative to their size, so that a gate that starts at zero shows what lies behind it."""
 
-UNORDERED = {"_embedding_bag_backward", "embedding_dense_backward", "index_put_", "_index_put_impl_", "scatter_add", "index_add"}
+UNORDERED = {"_embedding_bag_backward", "embedding_dense_backward", "_index_put_impl_", "_unsafe_index_put"} | {
+    name + end for name in ("index_put", "index_add", "scatter_add", "scatter_reduce", "put") for end in ("", "_")
+}
 """Operations whose sums go by the order of indices, so that gradients of weight zero in between may change the rounding."""
 
 EXACT = ("cpu",)
@@ -41,6 +43,10 @@ EXACT = ("cpu",)
 REPEATS, UNSTEADY = 3, 16.0
 """Elsewhere: runs of the same work that show how far its numbers move by themselves, and how many times as far is still taken for that."""
 
+RESHAPED = (
+    "keep every row and mask what does not count (torch.where); experts of transformers do with "
+    'model.set_experts_implementation("batched_mm")'
+)
 APART = "return one loss per unit computed from that unit alone; no batch statistics, no contrast between examples"
 MIXED = "losses that mix examples (the loss of one example depends on another example)"
 READ = "values of the batch that Python reads before step (item, tolist, numpy, a truth test)"
@@ -166,7 +172,7 @@ def _check_same(
         other = _run(program, contents[1], [*seen.refs, *kept.refs])
     except Reshaped as problem:
         what = f"a step whose shapes depend on the values of the batch ({problem})"
-        raise Unsupported(what, "keep every row and mask what does not count (torch.where)") from None
+        raise Unsupported(what, RESHAPED) from None
     if any(not _equal_values(a, b) for a, b in zip(plain.reads, other.reads, strict=True)):
         raise Unsupported(READ, UNREAD)
     if _differs(plain, other, seen, rows) or kept.differ(plain, other, rows):
