@@ -355,6 +355,34 @@ def test_random_models(start: int) -> None:
     assert found.count("exact") >= 24, found
 
 
+def single(seed: int) -> float:
+    """How far the fast engine is from the loop in float32, of what all examples may add."""
+    draw = Draw(seed)
+    torch.manual_seed(seed)
+    model, clip = Drawn(draw).float(), clip_rule(draw)
+    twin = copy.deepcopy(model)
+    fast, slow = BookkeepingEngine(), LoopEngine()
+    fast.attach(model)
+    slow.attach(twin)
+    batch = draw.randint(1, 6)
+    index, labels = torch.randint(0, VOCABULARY, (batch, model.t)), torch.randint(0, CLASSES, (batch,))
+    sums = []
+    for engine, net in ((slow, twin), (fast, model)):
+        found = engine.bounded_sum(F.cross_entropy(net(index), labels, reduction="none"), clip).value
+        sums.append({name: total for name, total in found.items() if name not in clip.coordinates})
+    fast.detach()
+    return gap(sums[1], sums[0]) / (batch * clip.bound.l2)
+
+
+def test_random_models_in_float32() -> None:
+    assert max(single(seed) for seed in range(5000, 5075)) < 1e-3
+
+
+@pytest.mark.slow
+def test_thousands_of_random_models_in_float32() -> None:
+    assert max(single(seed) for seed in range(5075, 6500)) < 1e-3
+
+
 @pytest.mark.slow
 def test_thousands_of_random_models() -> None:
     found = [compared(seed) for seed in range(1000, 4000)]

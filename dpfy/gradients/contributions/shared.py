@@ -84,9 +84,9 @@ class Shared(Several):
         return Estimate(squares, torch.zeros_like(squares), 2 * self.rounding()).upper, self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.parts[0].weighted_sum(weights)
+        total = self.parts[0].weighted_sum(_no_wider(weights, self.parts[0]))
         for part in self.parts[1:]:
-            total = total + part.weighted_sum(weights)
+            total = total + part.weighted_sum(_no_wider(weights, part))
         return total
 
     def per_example(self, rows: slice) -> Tensor:
@@ -100,6 +100,11 @@ class Shared(Several):
 
     def cleaned(self, keep: Tensor) -> Shared:
         return Shared([part.cleaned(keep) for part in self.parts])
+
+
+def _no_wider(weights: Tensor, part: Contribution) -> Tensor:
+    """Weights in float64 for gradients in float64 alone: a parameter in float32 may have been used in both."""
+    return weights.float() if weights.dtype is torch.float64 and part.dtype is not torch.float64 else weights
 
 
 def merge(parts: Sequence[Contribution]) -> list[Contribution]:
@@ -175,13 +180,14 @@ def tied_product(outer: Outer, rows: EmbeddingGradient) -> tuple[Tensor, Tensor]
     |right| |grads|, and by gamma(`SHORT`) |M| |N|.
     """
     products, errors = [], []
-    width, dtype = rows.grads.shape[2], outer.dtype
+    width, dtype = rows.grads.shape[2], torch.promote_types(outer.dtype, rows.dtype)
     entries = outer.left.shape[1] * rows.index.shape[1]
     each = rounding.gamma(width + 4, dtype) + 2 * rounding.of_factors(dtype, outer.right.device)
     for part in row_chunks(len(outer.left), 2 * entries):
         left, index, right, grads = outer.left[part], rows.index[part], wide(outer.right[part]), wide(rows.grads[part])
         first = wide(left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1)))
-        second = right @ grads.mT
+        common = torch.promote_types(right.dtype, grads.dtype)
+        second = right.to(common) @ grads.to(common).mT
         size = (row_squares(right) * row_squares(grads)).sqrt_()
         wrong = each * size + entries * width * rounding.least(dtype)
         wrong = wrong + rounding.gamma(rounding.SHORT + 4, dtype) * (row_squares(second).sqrt() + wrong)
