@@ -174,9 +174,8 @@ def scaled(part: Contribution, factor: Tensor | float, shape: torch.Size) -> Con
     if isinstance(part, Stacked) and along == "all":
         each = [scaled(one, factor, shape[1:]) for one in part.parts]
         return None if any(one is None for one in each) else Stacked([one for one in each if one is not None])
-    if isinstance(factor, Tensor) and not factor.dim():
-        factor = factor.to(part.dtype)  # a number, of whatever type, leaves others theirs
-    flat = factor.reshape(-1) if isinstance(factor, Tensor) else factor
+    # A number without dimensions, of whatever type and device, leaves others theirs.
+    flat = factor.reshape(-1) if isinstance(factor, Tensor) and factor.dim() else factor
     if isinstance(part, Outer) and len(shape) == 2 and along:
         return _outer(part.left, part.right * flat) if along == "columns" else _outer(part.left * flat, part.right)
     if isinstance(part, EmbeddingGradient) and len(shape) == 2 and along in ("all", "columns"):
