@@ -25,7 +25,7 @@ _COUNT: ContextVar[int] = ContextVar("threads of a fit", default=1)
 
 
 def checked(n_jobs: int | None) -> int:
-    """How many threads `n_jobs` means, as scikit-learn reads it: -1 for one on each core, None for one."""
+    """How many threads `n_jobs` means, as scikit-learn reads it: -1 for one on each core, None for one unless joblib was told otherwise."""
     if n_jobs is None:
         return int(effective_n_jobs(None))
     if check.integer("n_jobs", n_jobs, least=-MOST, most=MOST) == 0:

@@ -130,8 +130,8 @@ def totals(points: Points, centres: Floats, radii: Floats) -> Floats:
         label, squares = nearest(rows, centres)
         moved = shortened(rows - centres[label], squares, radii[label])
         square = on_grid(SQUARE * np.einsum("ij,ij->i", moved, moved), BITS)
-        each = np.concatenate([np.full((len(label), 1), COUNT), moved, square[:, None]], axis=1)
-        return sums_by(label, each, len(centres))
+        vectors = np.concatenate([np.full((len(label), 1), COUNT), moved, square[:, None]], axis=1)
+        return sums_by(label, vectors, len(centres))
 
     return summed(len(points), np.zeros((len(centres), centres.shape[1] + 2)), added)
 

@@ -86,8 +86,8 @@ def _totals(points: Points, node: NDArray[np.int64], centres: Floats, radii: Flo
         rows, at = points[part].astype(np.float64), node[part]
         rows -= centres[at]
         moved = shortened(rows, np.einsum("ij,ij->i", rows, rows), radii[at])
-        each = np.concatenate([np.ones((len(at), 1)), moved, on_grid(SQUARE * moved**2, TREE_BITS)], axis=1)
-        return sums_by(at, each, len(centres))
+        vectors = np.concatenate([np.ones((len(at), 1)), moved, on_grid(SQUARE * moved**2, TREE_BITS)], axis=1)
+        return sums_by(at, vectors, len(centres))
 
     return summed(len(points), np.zeros((len(centres), 1 + 2 * points.shape[1])), added)
 
