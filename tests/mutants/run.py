@@ -1,6 +1,6 @@
 """Plants small mistakes in copies of the package, one at a time, and looks whether the suite notices: `make mutants`.
 
-Each entry of list.toml names a file, a piece of it, what it becomes, and what must notice: tests (paths or ids of pytest), or
+Each entry of the lists (*.toml) names a file, a piece of it, what it becomes, and what must notice: tests (paths or ids of pytest), or
 "selftest" for `dpfy audit selftest`. A mistake that nothing notices is a survivor, and survivors are a failure: then a test is missing.
 """
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 ROOT = Path(__file__).parents[2]
-LIST = Path(__file__).with_name("list.toml")
+LISTS = sorted(Path(__file__).parent.glob("*.toml"))
 AREAS = (
     "sampling",
     "clipping",
@@ -36,6 +36,8 @@ AREAS = (
     "layers",
     "lazy",
     "loops",
+    "isolation",
+    "families",
     "shares",
     "federated",
     "labels",
@@ -81,8 +83,8 @@ class Outcome:
 
 
 def mutants() -> list[Mutant]:
-    """The list."""
-    rows = tomllib.loads(LIST.read_text())["mutant"]
+    """All of the lists."""
+    rows = [row for file in LISTS for row in tomllib.loads(file.read_text())["mutant"]]
     return [Mutant(**row | {"tests": tuple(row["tests"])}) for row in rows]
 
 
