@@ -64,6 +64,8 @@ FAR = 16.0
 CANDIDATES = 32
 """Records looked at to find one that differs from the record it replaces."""
 
+AS_STARTED = "must be what the run was started with: the same noise must not meet another computation"
+
 
 class Kind(IntEnum):
     """What is done at a step: nothing, recording alone, a check, or a check with moved parameters as well."""
@@ -82,10 +84,14 @@ class Checks:
     replayed: int = 0
     through_model: int = 0
     why: str = ""
+    constructed: str = ""
+    """How the loss of a record is computed without the other records, where that makes checks unnecessary."""
 
     @property
     def words(self) -> str:
         """One sentence for the card: what was looked at, and nothing more."""
+        if self.constructed:
+            return f"isolated by construction: {self.constructed}"
         through = f"at {self.through_model} steps the model was run on changed inputs ({self.why})"
         if self.replayed:
             said = (
@@ -129,6 +135,7 @@ class Watch:
         self._pending = False
         self._kind = Kind.NOTHING
         self._expected: str | None = None
+        self._isolated = False
         self._carried: dict[int, StorageWeakRef] = {}
         self._recorder: OperationRecorder | None = None
         self._probe: LossProbe | None = None
@@ -142,8 +149,21 @@ class Watch:
         picks = [int(a + rng.random() * (b - a)) for a, b in pairwise(edges)]
         self._due = {0, *[step for step in picks if 2 <= step < self.steps]}
 
+    def isolate(self, how: str) -> None:
+        """Make no checks in this process: whoever calls computes the loss of each record without the other records, as `how` says.
+
+        A run that was begun with checks cannot go on without them, nor the other way round (`begin` refuses that).
+        """
+        if self._expected is not None or self._done or self.checks.constructed not in ("", how):
+            raise InvalidInput("resume losses", f"isolated by construction: {how}", AS_STARTED)
+        self._isolated, self._due = True, set()
+        self.checks.constructed = how
+        self._store(None)
+
     def kind(self, step: int) -> Kind:
         """What is to be done at `step`."""
+        if self._isolated:
+            return Kind.NOTHING
         if step in self._due or self._pending:
             return Kind.CHECK if self.checks.replayed else Kind.THOROUGH
         return Kind.RECORD if self._done < 2 or step + 1 in self._due else Kind.NOTHING
@@ -176,6 +196,8 @@ class Watch:
         What was begun and never ended is left.
         """
         self.close()
+        if self.checks.constructed and not self._isolated:
+            raise InvalidInput("resume losses", "computed from a whole batch", AS_STARTED)
         self._kind = self.kind(step) if first else Kind.NOTHING
         if self._kind is Kind.RECORD and step != 1 and step + 1 not in self._due and compiled():
             # Compiled code runs as it was written while it is recorded, and may round otherwise: a resumed run must not do so where the
@@ -299,8 +321,7 @@ class Watch:
         mark = fingerprint(program, end, program.ref(losses), names, len(losses), lengths)
         if self._expected is not None:
             if (what := difference(self._expected, mark)) is not None:
-                rule = "must be what the run was started with: the same noise must not meet another computation"
-                raise InvalidInput("resume losses", what, rule)
+                raise InvalidInput("resume losses", what, AS_STARTED)
             self.fingerprint, self._expected = self._expected, None
             return
         if self.fingerprint is not None:
@@ -378,7 +399,9 @@ class Watch:
                 raise ValueError("parts")
             self.checks = Checks(**content["checks"])
             counts = (self.checks.recorded, self.checks.replayed, self.checks.through_model)
-            if not all(type(n) is int for n in counts) or not isinstance(self.checks.why, str):
+            if not all(type(n) is int for n in counts) or not all(
+                isinstance(told, str) for told in (self.checks.why, self.checks.constructed)
+            ):
                 raise ValueError("counts")
             if not all(value is None or isinstance(value, str) for value in (self._expected, refusal)):
                 raise ValueError("words")
