@@ -88,3 +88,23 @@ def budget(
             raise InvalidInput("--epsilon", epsilon, f"{ledger.name} was made with {held}; a budget is set once")
     found = spending.allowance(Ledger.read(ledger))
     tell({"ledger": ledger.name, "budget": found.to_json()}, spending_page.budget(found), as_json=as_json)
+
+
+@app.command("recover")
+def recover(
+    ledger: File,
+    head: Annotated[
+        str, typer.Option(help="The hash of its last line, from elsewhere: a published head, a signature, a copy of LEDGER.head.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Accept a ledger again whose LEDGER.head is lost.
+
+    Without that file nobody can tell whether lines were removed from the end of the ledger, so nothing more can be reserved in it. If its
+    last line has the hash that you state, the file is written again, and the ledger keeps a note of it. If it has not, lines are missing:
+    bring back a copy, or begin a new ledger with the budget that you can prove is left.
+    """
+    from dpfy.core.ledger import Ledger
+
+    entries = len(Ledger.recover(ledger, head).bodies)
+    tell({"ledger": ledger.name, "entries": entries, "recovered": True}, f"recovered: {ledger}, {entries} lines", as_json=as_json)

@@ -1,9 +1,9 @@
 """Lines chained by hash, and how much of them is durable.
 
 One line is ``{"body": {...}, "hash": h, "previous": p}`` in canonical JSON, where h is the SHA-256 of p and the body; h of the last
-line is the head. Beside a chain lies its mark, ``NAME.head``: length, number of lines and head of what is durable, written after
-every append. A line that a crash cut short lies beyond the mark and was never promised to anybody; bytes missing before the mark
-were lost.
+line is the head. Beside a chain lies its mark, ``NAME.head``: length, number of lines and head of what is durable, written before
+the first line and after every append. A line that a crash cut short lies beyond the mark and was never promised to anybody; bytes
+missing before the mark were lost. A chain without its mark may have lost lines, and takes no more.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def recognise(path: Path) -> None:
             raise InvalidInput(
                 "ledger", str(path), "is a link to a file that is not there; bring it back or remove the link"
             ) from None
-        if (mark := _mark(path)) is not None:
+        if (mark := _mark(path)) is not None and mark["entries"] > 0:
             raise Corrupt(path.name, _lost(0, mark)) from None
         return
     except (OSError, ValueError):
@@ -91,15 +91,20 @@ def recognise(path: Path) -> None:
 def load(path: Path, handle: int) -> Chain:
     """The chain in a locked file. A last line that a crash cut short before it was durable is removed.
 
-    Guarantees: nothing that was ever durable is dropped: where the mark does not prove that a torn line was not, it is `Corrupt`.
+    Guarantees: nothing that was ever durable is dropped: where the mark does not prove that a torn line was not, it is `Corrupt`. So is
+    a chain whose mark is missing: lines at its end may have been removed, and what they reserved would be free again (:func:`recover`).
     """
     text = _read_all(path.name, handle)
     mark = _mark(path)
+    if mark is None:
+        if text:
+            raise Corrupt(path.name, _unmarked(path.name))
+        return Chain()
     if text and not text.endswith(b"\n"):
         text = _mended(path.name, handle, text, mark)
     chain = parse(path.name, text)
     _within(path.name, text, chain, mark)
-    if text and (mark is None or mark["length"] < len(text)):  # a crash came between line and mark
+    if mark["length"] < len(text):  # a crash came between line and mark
         os.fsync(handle)
         _write_mark(path, chain, len(text))
     return chain
@@ -114,6 +119,8 @@ def append(path: Path, handle: int, chain: Chain, body: dict[str, Any]) -> None:
     start = os.lseek(handle, 0, os.SEEK_END)
     if start + len(line) > MOST:
         raise InvalidInput("ledger", path.name, f"would grow beyond {MOST} bytes; begin a new one")
+    if not chain.bodies:
+        _write_mark(path, chain, 0)  # before the first line: so a chain without a mark has always lost it
     try:
         view = memoryview(line)
         while view:
@@ -124,6 +131,27 @@ def append(path: Path, handle: int, chain: Chain, body: dict[str, Any]) -> None:
         raise
     chain.add(body)
     _write_mark(path, chain, start + len(line))
+
+
+def recover(path: Path, handle: int, head: str) -> Chain:
+    """The whole chain in a locked file whose mark is lost, with a new mark, if its last line is the one whose hash is `head`.
+
+    The caller states the head, and so that no line after it was removed. A mark that is there is never replaced.
+    """
+    chain = parse(path.name, text := _read_all(path.name, handle))
+    if _mark(path) is not None:
+        raise InvalidInput("ledger", path.name, f"has its {mark_of(path).name}: there is nothing to recover")
+    if not text or head != chain.head:
+        raise InvalidInput(
+            "--head", head, f"is not the hash of the last line of {path.name}: lines are missing; bring back a copy"
+        )
+    _write_mark(path, chain, len(text))
+    return chain
+
+
+def marked(path: Path) -> bool:
+    """Whether the mark of the chain at `path` is there."""
+    return os.path.lexists(mark_of(path))
 
 
 def mark_of(path: Path) -> Path:
@@ -181,8 +209,15 @@ def _within(name: str, text: bytes, chain: Chain, mark: dict[str, Any] | None) -
     entries = mark["entries"]
     if len(text) < mark["length"] or len(chain.heads) < entries:
         raise Corrupt(name, _lost(len(text), mark))
-    if entries < 1 or chain.heads[entries - 1] != mark["head"]:
+    if entries < 0 or mark["head"] != (chain.heads[entries - 1] if entries else ORIGIN):
         raise Corrupt(name, f"is not the ledger that {name}.head was written for; bring back the two files that belong together")
+
+
+def _unmarked(name: str) -> str:
+    return (
+        f"has lost {name}.head: lines at its end may have been removed, and their budget must not come back; bring back both files, "
+        "or state its head (dpfy ledger recover)"
+    )
 
 
 def _lost(length: int, mark: dict[str, Any]) -> str:
@@ -203,17 +238,14 @@ def _read_all(name: str, handle: int) -> bytes:
     return b"".join(parts)
 
 
-def _mended(name: str, handle: int, text: bytes, mark: dict[str, Any] | None) -> bytes:
+def _mended(name: str, handle: int, text: bytes, mark: dict[str, Any]) -> bytes:
     """Deal with a last line without its end: keep it if it is whole, drop it if the mark proves that it was never durable."""
     whole, _, tail = text.rpartition(b"\n")
     whole = whole + b"\n" if whole else b""
     try:
         parse(name, whole + tail + b"\n")
     except Corrupt:
-        if mark is None and whole:
-            rule = f"the last line is cut short, and without {name}.head nobody can tell whether it was durable: bring back both files"
-            raise Corrupt(name, rule) from None
-        if mark is not None and len(whole) < mark["length"]:
+        if len(whole) < mark["length"]:
             raise Corrupt(name, _lost(len(text), mark)) from None
         os.ftruncate(handle, len(whole))
     else:

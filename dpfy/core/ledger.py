@@ -26,6 +26,9 @@ from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
 __all__ = ["VERSION", "Budget", "Ledger", "Permit", "hold"]
 
+RECOVERED = "mark recovered"
+"""The kind of note that says that somebody stated the head of a ledger whose mark was lost."""
+
 
 class Budget(Protocol):
     """A limit on all that a ledger may ever hold, valid for requests chosen after seeing earlier results."""
@@ -81,6 +84,29 @@ class Ledger:
         if not held.bodies:
             raise Corrupt(path.name, "the ledger is empty")
         return cls(path, held, Book.of(path.name, held.bodies))
+
+    @classmethod
+    def recover(cls, path: Path, head: str) -> Ledger:
+        """Write the lost mark (``NAME.head``) of a whole ledger again. `head` is the hash of its last line, known from elsewhere.
+
+        Guarantees: a ledger whose last line has another hash stays refused, so lines that were removed cannot be forgotten unless the
+        caller states that they never were; a ledger that can still grow keeps a note of that statement.
+        """
+        if not path.is_file():
+            raise InvalidInput("ledger", str(path), "is not a ledger")
+        ledger = cls(path)
+        with locked(path, wait=True, create=False) as handle:
+            ledger.chain = chain.recover(path, handle, head)
+            ledger.book = Book.of(path.name, ledger.bodies)
+            if ledger.book.finish is None:
+                facts = {"head": head, "entries": len(ledger.bodies)}
+                ledger._append(handle, {"type": "note", "kind": RECOVERED, "facts": facts})
+        return ledger
+
+    @property
+    def recovered(self) -> list[int]:
+        """After which lines the mark of this ledger was lost, and written again on somebody's word."""
+        return [n for n, body in enumerate(self.bodies) if body["type"] == "note" and body["kind"] == RECOVERED]
 
     @property
     def unit(self) -> Unit:

@@ -84,18 +84,58 @@ def test_a_durable_line_that_is_lost_is_missed(tmp_path, lost):
     assert path.read_bytes() == whole[:-gone]
 
 
-def test_without_its_mark_a_torn_line_is_a_question_and_a_whole_ledger_is_not(tmp_path):
+@pytest.mark.parametrize("kept", ["all", "header", "torn"])
+def test_without_its_mark_a_ledger_takes_nothing_until_its_head_is_stated(tmp_path, kept):
+    """Lines at its end may have been removed with the mark: their budget must not come back."""
     path = tmp_path / "ledger.jsonl"
-    filled(path, 2)
+    head = filled(path, 2).head
     whole = path.read_bytes()
+    left = {"all": whole, "header": whole.splitlines(keepends=True)[0], "torn": whole[:-2]}[kept]
+    path.write_bytes(left)
     mark_of(path).unlink()
-    assert len(Ledger.open(path).permits()) == 2
-    assert mark_of(path).is_file()
-    mark_of(path).unlink()
-    path.write_bytes(whole[:-2])
-    with pytest.raises(Corrupt, match=r"without ledger\.jsonl\.head nobody can tell"):
+    if kept == "all":
+        held = Ledger.read(path)  # looking is free
+        assert len(held.permits()) == 2
+        with pytest.raises(Corrupt, match=r"has lost ledger\.jsonl\.head"):
+            held.reserve("another", STEP)
+    with pytest.raises(Corrupt, match=r"has lost ledger\.jsonl\.head.*dpfy ledger recover"):
         Ledger.open(path)
-    assert path.read_bytes() == whole[:-2]
+    assert path.read_bytes() == left
+    if kept == "all":
+        with pytest.raises(InvalidInput, match="--head"):
+            Ledger.recover(path, "0" * 64)
+        assert not mark_of(path).exists()
+        again = Ledger.recover(path, head)
+        assert again.recovered == [len(again.bodies) - 1]
+        assert len(Ledger.open(path).permits()) == 2
+        with pytest.raises(InvalidInput, match="nothing to recover"):
+            Ledger.recover(path, again.head)
+    else:
+        with pytest.raises((InvalidInput, Corrupt), match=r"lines are missing|cut short"):
+            Ledger.recover(path, head)
+
+
+def test_a_crash_at_any_point_of_making_a_ledger_leaves_one_that_can_be_opened(tmp_path, monkeypatch):
+    """The mark is there before the first line, so no crash makes a ledger look as if it had lost its mark."""
+    from dpfy.core import chain
+
+    real, path = chain._write_mark, tmp_path / "ledger.jsonl"
+    for survives in (0, 1):
+        left = [survives]
+
+        def crash(*given, left=left):
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            real(*given)
+
+        monkeypatch.setattr(chain, "_write_mark", crash)
+        with pytest.raises(KeyboardInterrupt):
+            Ledger.open(path)
+        monkeypatch.setattr(chain, "_write_mark", real)
+        assert filled(path, 1).permits()
+        path.unlink()
+        mark_of(path).unlink()
 
 
 def test_a_crash_between_line_and_mark_keeps_the_line(tmp_path):
@@ -316,7 +356,9 @@ def test_nothing_follows_from_a_note(tmp_path):
 def chained(path, *bodies):
     """A ledger of these lines, whatever they say, with hashes that fit."""
     chain = Chain()
-    path.write_bytes(b"".join(chain.add(b) for b in bodies))
+    text = b"".join(chain.add(b) for b in bodies)
+    path.write_bytes(text)
+    mark_of(path).write_text(json.dumps({"entries": len(bodies), "head": chain.head, "length": len(text)}))
 
 
 def test_the_reader_judges_the_lines_whoever_wrote_them(tmp_path):
@@ -342,7 +384,6 @@ def test_the_reader_judges_the_lines_whoever_wrote_them(tmp_path):
         ([{**whole[1], "entry": "0" * 16, "uses": 10**18}], "at most"),
         ([{**whole[1], "entry": "0" * 16, "event": {"kind": "poisson-sampled", "rate": 0.5, "event": "gaussian"}}], "event"),
     ]:
-        mark_of(path).unlink(missing_ok=True)
         chained(path, *whole, *wrong)
         for use in (Ledger.read, Ledger.open):
             with pytest.raises(Corrupt, match=rf"ledger\.jsonl: line \d+: .*{rule}"):

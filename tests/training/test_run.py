@@ -355,8 +355,10 @@ def test_a_ledger_whose_budget_makes_no_sense_is_one_line(tmp_path):
         {"epsilon": 1.0, "x": 2},
     ):
         header = {"type": "ledger", "version": 2, "ledger": "0" * 16, "budget": budget, **terms}
-        (tmp_path / "people.jsonl").write_bytes(Chain().add(header))
-        (tmp_path / "people.jsonl.head").unlink(missing_ok=True)
+        chain = Chain()
+        (tmp_path / "people.jsonl").write_bytes(line := chain.add(header))
+        mark = {"entries": 1, "head": chain.head, "length": len(line)}
+        (tmp_path / "people.jsonl.head").write_text(json.dumps(mark))
         with pytest.raises(Corrupt, match=r"people\.jsonl: holds a budget that cannot be read"):
             small.train(dpfy.Run(tmp_path / "run", ledger=tmp_path / "people.jsonl"))
         assert not (tmp_path / "run").exists()
