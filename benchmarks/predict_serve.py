@@ -37,7 +37,7 @@ class Server:
     def __init__(self, folder: Path, *flags: str) -> None:
         command = [sys.executable, "-m", "dpfy", "predict", "serve", str(folder / "voters"), "--run", str(folder / "run")]
         self.began = time.monotonic()
-        self.process = subprocess.Popen([*command, "--port", "0", *flags], stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([*command, "--port", "0", "--no-token", *flags], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if "serving on" not in line:
@@ -55,7 +55,7 @@ class Server:
 
 
 def ask(connection: http.client.HTTPConnection, rows: list[list[float]]) -> dict[str, Any]:
-    connection.request("POST", "/predict", json.dumps({"inputs": rows}))
+    connection.request("POST", "/predict", json.dumps({"inputs": rows}), {"Content-Type": "application/json"})
     held: dict[str, Any] = json.loads(connection.getresponse().read())
     return held
 

@@ -162,6 +162,16 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Clients must send the token in this file.", show_default="$DPFY_SERVE_TOKEN, else a new one is printed"
+        ),
+    ] = None,
+    no_token: Annotated[bool, typer.Option("--no-token", help="Answer everybody who reaches the address.")] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another host name that clients call the service by.", show_default=False)
+    ] = None,
     end: Annotated[
         bool, typer.Option("--finish", help="Do not serve: end the service, write its card, erase its secrets.")
     ] = False,
@@ -171,14 +181,15 @@ def serve(
 
     Everything is billed before the first question; each answer is taken from that, durably, before its noise is drawn. When nothing is
     left the service refuses. A service that was stopped or killed goes on with the same --run. A question that was answered before
-    costs nothing.
+    costs nothing. Clients need the token, which is printed once on standard error. A refused request costs nothing.
 
     Example: dpfy predict serve voters --run runs/answers --answers 1000 --epsilon 2
 
-    Then: curl -d '{"inputs": [[0, 0.5, ...]]}' http://127.0.0.1:8080/predict
+    Then: curl -H "Authorization: Bearer TOKEN" -H "Content-Type: application/json" -d '{"inputs": [[0, 0.5, ...]]}'
+    http://127.0.0.1:8080/predict
     """
     from dpfy.core.errors import InvalidInput
-    from dpfy.prediction import plan, service
+    from dpfy.prediction import access, plan, service
     from dpfy.prediction.claim import Answers
     from dpfy.prediction.predictor import PrivatePredictor
     from dpfy.prediction.voters import load_voters
@@ -200,10 +211,19 @@ def serve(
             folder = predictor.finish()
         tell({"run": str(folder)}, [f"the service is over: {folder}", f"check it: dpfy verify {folder}"], as_json=as_json)
         return
+    if no_token and token_file is not None:
+        raise InvalidInput("--no-token", "--token-file", "gives a token that nobody is asked for; leave one of them out")
+    given = None if no_token else access.given_token(token_file)
+    token = given if no_token else given or access.new_token()
+    allowed = access.Access.at(host, token, allow_host or ())
     with service.listening(host, port) as listening, PrivatePredictor(place, claim, held) as predictor:
         labels = tuple(str(label) for label in about.get("labels") or ())
-        application = service.application(predictor, labels)
-        address = f"http://{host}:{listening.getsockname()[1]}"
+        application = service.application(predictor, labels, access=allowed)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        if no_token:
+            print("no token: everybody who reaches the address may ask", file=sys.stderr, flush=True)
+        elif given is None:
+            print(f"token (shown once; clients send Authorization: Bearer TOKEN): {token}", file=sys.stderr, flush=True)
         tell({"address": address, "run": str(run), "left": predictor.left()}, f"serving on {address}", as_json=as_json)
         service.serve(application, listening)
         print(one_line(f"stopped; left: {predictor.left()}"), file=sys.stderr)

@@ -3,6 +3,8 @@
     POST /predict   {"inputs": [[...], ...]}  ->  {"answers": [{"label": 3, "paid": true}, ...], "left": {"answer": 17}}
     GET  /about     what is promised: the claim, the guarantee, what is left
 
+Both need the token (`dpfy.prediction.access`): Authorization: Bearer TOKEN.
+
 Requests are handled one after the other: between the moment an answer is paid for and the moment it is remembered nobody else is served.
 """
 
@@ -15,18 +17,21 @@ from typing import Any
 
 from dpfy.core import check, packages
 from dpfy.core.errors import DpfyError, InvalidInput
+from dpfy.prediction import access as door
 from dpfy.prediction.predictor import PrivatePredictor
 
+JSON = "application/json"
 MOST_BODY = 1 << 20
 """Bytes of one request."""
 MOST_INPUTS = 1000
 """Questions of one request."""
 
 
-def application(predictor: PrivatePredictor, labels: tuple[str, ...] = ()) -> Any:
-    """The ASGI application around a predictor. `labels` are the names of the classes, in their order.
+def application(predictor: PrivatePredictor, labels: tuple[str, ...] = (), *, access: door.Access) -> Any:
+    """The ASGI application around a predictor. `labels` are the names of the classes, in their order; `access` says who may ask.
 
-    Guarantees: nothing but answers, what is left and public facts is sent; an error names the input that was sent and never the voters.
+    Guarantees: nothing but answers, what is left and public facts is sent; an error names the input that was sent and never the voters;
+    a request that is refused spends nothing and leaves nothing of itself in the log.
     """
     try:
         from starlette.applications import Starlette
@@ -40,11 +45,14 @@ def application(predictor: PrivatePredictor, labels: tuple[str, ...] = ()) -> An
     known: dict[str, Any] = {}
 
     async def predict(request: Request) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+            return JSONResponse({"error": f"a question is sent as Content-Type: {JSON}"}, 415)
         body = bytearray()
         async for part in request.stream():
             body += part
             if len(body) > MOST_BODY:
-                return JSONResponse({"error": f"a request must have at most {MOST_BODY} bytes"}, 413)
+                error = {"error": f"a request must have at most {MOST_BODY} bytes"}
+                return JSONResponse(error, 413, {"connection": "close"})
         try:
             found = predictor.answer_all(_inputs(bytes(body)))
         except DpfyError as problem:
@@ -58,7 +66,8 @@ def application(predictor: PrivatePredictor, labels: tuple[str, ...] = ()) -> An
             known.update(await asyncio.to_thread(public, predictor, labels))
         return JSONResponse(known | {"left": predictor.left()})
 
-    return Starlette(routes=[Route("/predict", predict, methods=["POST"]), Route("/about", about)])
+    routes = [Route("/predict", predict, methods=["POST"]), Route("/about", about)]
+    return door.Gate(Starlette(routes=routes), access)
 
 
 def public(predictor: PrivatePredictor, labels: tuple[str, ...]) -> dict[str, Any]:
@@ -84,7 +93,8 @@ def listening(host: str, port: int) -> socket.socket:
         raise packages.missing("dpfy predict serve", "uvicorn") from None
     check.integer("port", port, least=0, most=65535)
     try:
-        return socket.create_server((host, port), backlog=1024)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, UnicodeError) as problem:
         why = getattr(problem, "strerror", None) or type(problem).__name__
         raise InvalidInput("host, port", f"{host}:{port}", f"cannot be listened on ({why})") from None
@@ -94,7 +104,17 @@ def serve(application: Any, held: socket.socket) -> None:
     """Answer until the process is told to stop (an interrupt or SIGTERM)."""
     import uvicorn
 
-    settings = uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=30)
+    settings = uvicorn.Config(
+        application,
+        http=door.protocol(),
+        ws="none",
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=int(door.SILENT),
+        proxy_headers=False,
+        server_header=False,
+    )
     asyncio.run(uvicorn.Server(settings).serve([held]))
 
 

@@ -23,21 +23,21 @@ ROWS: tuple[dict[str, str], ...] = (
     },
     {
         "who": "Apple 2016-2022",
-        "what": "statistics of iOS and macOS, locally private",
+        "what": "statistics of iOS and macOS users",
         "epsilon": "2 to 16",
         "unit": "user and day",
         "adjacency": "add-or-remove-one",
     },
     {
         "who": "Microsoft 2021",
-        "what": "models in production",
+        "what": "mentioned for models; no use is described",
         "epsilon": "4",
         "unit": "user in six months",
         "adjacency": UNSTATED,
     },
-    {"who": "Facebook 2022", "what": "changes of mobility", "epsilon": "2", "unit": "user and day", "adjacency": UNSTATED},
+    {"who": "Facebook 2022", "what": "mobility changes", "epsilon": "2", "unit": "user and day", "adjacency": UNSTATED},
 )
-"""As the guide tells them (Ponomareva et al. 2023, section 5.2.1)."""
+"""As the guide tells them (Ponomareva et al. 2023, section 5.2.2): its words, and the years of its sources."""
 
 
 def table() -> dict[str, Any]:

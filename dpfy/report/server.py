@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from dpfy.core import web
 from dpfy.core.errors import DpfyError
 from dpfy.report import explorer
 from dpfy.report.html import environment
@@ -24,6 +25,8 @@ CONNECTIONS = 32
 SILENT, BUSY = 10.0, 300.0
 """Seconds that a client may take to send a request, and that its answer may take."""
 FIELDS = 16
+MOST_DRAINED = 64 << 20
+"""Bytes of a refused request that are still read."""
 
 ANSWERS: dict[str, Callable[[explorer.Wish], dict[str, Any]]] = {
     "answer": explorer.answer,
@@ -38,8 +41,8 @@ class Explorer(ThreadingHTTPServer):
     """Serves the page and its figures at `address`, to this machine only.
 
     Guarantees: listens on the loopback interface alone; every path that does not begin with the token is refused, and so is a request
-    whose Host is another name (a foreign page cannot reach it by rebinding a name). A client that keeps silent, or sends a request
-    byte by byte, is cut off after ten seconds, and there are never more than 32.
+    whose Host is another name (a foreign page cannot reach it by rebinding a name), or that a page of another site sent. A client
+    that keeps silent, or sends a request byte by byte, is cut off after ten seconds, and there are never more than 32.
     """
 
     daemon_threads = True
@@ -101,13 +104,13 @@ class _Handler(BaseHTTPRequestHandler):
         """The page, or one of its answers."""
         self.server.until[self.connection] = time.monotonic() + BUSY
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-            self.close_connection = True
-            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "refused: a question has no body\n")
+            self._end(HTTPStatus.BAD_REQUEST, "refused: a question has no body\n")
             return
         parts = urlsplit(self.path)
         token, _, rest = parts.path.lstrip("/").partition("/")
         hosts = {f"{HOME}:{self.server.server_port}", f"localhost:{self.server.server_port}"}
-        if self.headers.get("Host") not in hosts or not secrets.compare_digest(token.encode(), self.server.token.encode()):
+        foreign = self.headers.get("Host") not in hosts or web.foreign_origin(self.headers.get)
+        if foreign or not secrets.compare_digest(token.encode(), self.server.token.encode()):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", "refused: the address needs its token\n")
         elif rest == "" and parts.path.endswith("/"):
             self._page()
@@ -115,6 +118,23 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(ANSWERS[rest], parts.query)
         else:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is no such page\n")
+
+    def _other(self) -> None:
+        """Nothing is sent to the page: only questions are answered."""
+        self._end(HTTPStatus.METHOD_NOT_ALLOWED, "refused: only GET is answered\n", {"Allow": "GET"})
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _other
+
+    def _end(self, status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> None:
+        """Refuse, then read the rest of the request for a while: a client that is cut off while it sends may never see the answer."""
+        self.close_connection = True
+        self._send(status, "text/plain", text, {"Connection": "close", **(headers or {})})
+        self.server.until[self.connection] = time.monotonic() + SILENT
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            read = 0
+            while read < MOST_DRAINED and (part := self.rfile.read1(1 << 16)):
+                read += len(part)
 
     def _page(self) -> None:
         nonce = secrets.token_urlsafe(16)
@@ -148,7 +168,8 @@ class _Handler(BaseHTTPRequestHandler):
         }.items():  # fmt: skip
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet: addresses hold the token."""

@@ -21,6 +21,7 @@ from electorate import records, voters
 
 import dpfy
 from dpfy.core.errors import InvalidInput
+from dpfy.prediction.access import Access
 from dpfy.prediction.claim import Answers
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.service import MOST_BODY, MOST_INPUTS, application
@@ -29,6 +30,8 @@ from dpfy.runs.mark import SPENT
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+OPEN = Access(token=None)
 CLAIM = Answers("gaussian", 2, 20, 60, 60, sigma=6.0, delta=1e-6)
 
 
@@ -46,7 +49,7 @@ def called(app, path: str, body: bytes = b"", method: str = "POST") -> tuple[int
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": HEADERS}
     scope |= {"asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "server": ("x", 1), "client": ("y", 2)}
     asyncio.run(app(scope, receive, send))
     content = b"".join(m.get("body", b"") for m in sent[1:])
@@ -64,7 +67,7 @@ def body(rows) -> bytes:
 
 
 def test_answers_are_named_and_counted(predictor):
-    app = application(predictor, ("no", "yes"))
+    app = application(predictor, ("no", "yes"), access=OPEN)
     x, y = records(20, 2, seed=4)
     status, held = called(app, "/predict", body(x))
     assert status == 200
@@ -74,11 +77,11 @@ def test_answers_are_named_and_counted(predictor):
     assert (status, about["voters"], about["labels"], about["left"]) == (200, 20, ["no", "yes"], {"answer": 40})
     assert about["epsilon"] == pytest.approx(dpfy.accounting.epsilon(CLAIM.event, 1e-6))
     with pytest.raises(InvalidInput, match="labels"):
-        application(predictor, ("one",))
+        application(predictor, ("one",), access=OPEN)
 
 
 def test_a_spent_service_refuses(predictor):
-    app = application(predictor)
+    app = application(predictor, access=OPEN)
     x = records(80, 2, seed=5)[0]
     assert called(app, "/predict", body(x))[0] == 200
     status, held = called(app, "/predict", body(x[70:]))
@@ -97,7 +100,7 @@ def test_a_spent_service_refuses(predictor):
     ],
 )  # fmt: skip
 def test_what_is_no_question_is_refused_and_costs_nothing(predictor, content, status):
-    app = application(predictor)
+    app = application(predictor, access=OPEN)
     assert called(app, "/predict", content)[0] == status
     assert predictor.left() == {"answer": 60}
     assert called(app, "/predict", method="GET")[0] == 405
@@ -117,6 +120,7 @@ class Service:
             str(folder / "run"),
             "--port",
             "0",
+            "--no-token",
             *flags,
         ]
         env = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1])}
@@ -127,7 +131,7 @@ class Service:
 
     def ask(self, rows) -> dict:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("POST", "/predict", body(rows))
+        connection.request("POST", "/predict", body(rows), {"Content-Type": "application/json"})
         return json.loads(connection.getresponse().read())
 
 

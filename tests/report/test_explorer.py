@@ -144,6 +144,35 @@ def test_a_foreign_host_name_is_refused(server):
     assert get(server.address, {"Host": f"localhost:{server.server_port}"})[0] == 200
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://localhost:1"}, {"Sec-Fetch-Site": "cross-site"}],
+    ids=str,
+)
+def test_a_page_of_another_site_is_refused(server, headers):
+    status, sent, _ = get(server.address, headers)
+    assert status == 403
+    assert not [name for name in sent if name.lower().startswith("access-control")]
+
+
+def test_its_own_page_and_a_link_that_a_person_follows_are_served(server):
+    own = {"Origin": f"http://{HOME}:{server.server_port}", "Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
+    for headers in (own, {"Sec-Fetch-Site": "none"}, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}):
+        assert get(server.address, headers)[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_only_questions_are_answered_and_a_large_body_is_told_so(server, method):
+    for _ in range(3):
+        request = urllib.request.Request(server.address, data=b"x" * 6_000_000, method=method)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=600)
+        assert (refused.value.code, refused.value.headers["Allow"]) == (405, "GET")
+    request = urllib.request.Request(server.address, data=b"x" * 6_000_000, method="GET")
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(request, timeout=600)
+
+
 def test_two_servers_have_different_tokens(server):
     with Explorer() as other:
         assert other.token != server.token
