@@ -87,4 +87,5 @@ def guarantee(
     caveats: tuple[str, ...] = (),
 ) -> Guarantee:
     """The curve of `event` together with unit, adjacency, accountant and caveats."""
+    adjacency = Adjacency.parse(adjacency)
     return Guarantee(curve(event, adjacency=adjacency, accountant=accountant), accountant, adjacency, unit, caveats=caveats)

@@ -77,10 +77,10 @@ class Adaptive:
 
     def why_not(self, event: Any, adjacency: Adjacency) -> str | None:
         """As the accountant does for the run as it ended."""
-        return self._plain.why_not(unwrapped(event)[0], adjacency)
+        return self._plain.why_not(unwrapped(event)[0], Adjacency.parse(adjacency))
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
-        """That of the run as it ended, at its share of delta."""
+        """That of the run as it ended, at its share of delta. An adjacency may be given by its name."""
         inner, share = unwrapped(event)
-        found = self._plain.curve(inner, adjacency)
+        found = self._plain.curve(inner, Adjacency.parse(adjacency))
         return found if share == 1 else ExPost(found, share)

@@ -229,9 +229,18 @@ def plan(
         found = planning.totals(event, trials, delta, recipe.adjacency)
         rows = [{"route": one.name, "epsilon": one.epsilon, "note": one.note} for one in found]
         lines = [f"{one.name:<42} {one.epsilon:>10.4f}  {one.note}" for one in found]
+        claimed = planning.printed(event, trials, delta, recipe.adjacency)
+        lines += ["", f"{claimed.name:<42} {claimed.figure:>10.4f}  {claimed.note}"]
         if plot is not None:
             _draw(plot, [(one.name, one.epsilon) for one in found], f"epsilon of {trials} trials at delta {delta:g}")
-        tell({"delta": delta, "trials": trials, "cheapest": found[0].name, "routes": rows}, lines, as_json=as_json)
+        answer = {
+            "delta": delta,
+            "trials": trials,
+            "cheapest": found[0].name,
+            "routes": rows,
+            "not_a_guarantee": claimed.to_json(),
+        }
+        tell(answer, lines, as_json=as_json)
         return
     assert epsilon is not None
     asked = planning.Target(epsilon, delta, recipe.adjacency)

@@ -29,6 +29,7 @@ PRINTED: dict[str, float] = {
 """As printed in appendix C and footnote 19."""
 
 REMARKS = {
+    "exponential mechanism": "the choice alone: the guide's price for the whole search (C.3) is no bound",
     "pld 100 epochs": "the printed value is that of a coarser grid",
     "P[K < 50], eta 0": "the printed probability does not follow from the printed gamma",
     "poisson, rdp": "with log(1 + 1/(lambda - 1)), as the theorem has it; the printed form lacks the logarithm",

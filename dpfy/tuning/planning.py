@@ -97,8 +97,13 @@ def warning(rows: Sequence[Offer]) -> str | None:
 
 
 def totals(event: Event, trials: int, delta: float, adjacency: Adjacency) -> list[prices.Route]:
-    """What trials with a given noise cost by every way to pay (the guide's appendix C), cheapest first."""
+    """What trials with a given noise cost by every proven way to pay (the guide's appendix C), cheapest first."""
     return prices.routes(event, trials, delta, adjacency=adjacency)
+
+
+def printed(event: Event, trials: int, delta: float, adjacency: Adjacency) -> prices.Printed:
+    """The figure of the guide's appendix C.3, which is no guarantee."""
+    return prices.printed(event, trials, delta, adjacency=adjacency)
 
 
 def generating(payment: Payment, x: float) -> float:

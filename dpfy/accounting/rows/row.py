@@ -198,7 +198,7 @@ def halved_inside(event: Any) -> Event:
 
 def moves(adjacency: Adjacency) -> int:
     """How many contribution bounds a change of one unit can move a sum by."""
-    return 2 if adjacency is Adjacency.REPLACE_ONE else 1
+    return 2 if Adjacency.parse(adjacency) is Adjacency.REPLACE_ONE else 1
 
 
 def drawable(event: Event) -> Event:
