@@ -47,6 +47,7 @@ def main(given: list[str] | None = None) -> None:
     train, other = passages(asked.data_dir, asked.length)
     secrets = Canaries.made(10, seed=0)
     private = [*train, *secrets.texts]
+    # the text is public, so the number of its records is, too; of private texts state a public number instead
     terms = dpfy.TextTerms(asked.epsilon, 1e-5, len(private))
     options = dpfy.TextOptions(asked.texts, asked.length, epochs=asked.epochs, device=asked.device)
     made = dpfy.synthesize_text(private, terms=terms, run=asked.run, options=options)

@@ -129,8 +129,8 @@ def main(given: list[str] | None = None) -> None:
     data = load(DataConfig(kind="shakespeare", dir=options.data_dir, length=options.length))
     print(data.description)
 
-    # how long the text is, hence the number of records, is taken to be public
     unit = dpfy.Unit(tokens=options.length + 1)  # bytes, which are the tokens of these models
+    # the text is public, so the number of its records is, too; of a private text state a public number instead
     recipe = dpfy.dpsgd(records=len(data.train), batch_size=options.batch_size, epochs=options.epochs, unit=unit)
     plan = recipe.calibrate(epsilon=options.epsilon, delta=options.delta)
 

@@ -14,6 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
 
+from dpfy.core import supported
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.tracing.structure import mapped, tensors_in
 from dpfy.gradients.tracing.tape import looking, probe_weights
@@ -23,7 +24,8 @@ def check_model(model: nn.Module) -> None:
     """Refuse, by reading the modules alone, what is known to mix examples or to learn statistics from them.
 
     Guarantees: returns only if no module normalises over the batch, keeps running statistics of the data, or is still to be
-    initialised from data, and at least one parameter is trainable.
+    initialised from data, at least one parameter is trainable, and everything lies on devices, and is trained in types, whose
+    rounding is bounded.
     """
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
@@ -50,6 +52,12 @@ def check_model(model: nn.Module) -> None:
         for parameter_name, p in module.named_parameters(recurse=False):
             if p.requires_grad and not p.is_floating_point():
                 raise Unsupported(f"{where}.{parameter_name}: parameter type {p.dtype}", "use real floating point parameters")
+            if p.requires_grad:
+                supported.check_dtype(f"{where}.{parameter_name}: a parameter that is trained", p.dtype)
+        for held, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if t.is_meta:
+                raise Unsupported(f"{where}.{held}: a tensor without values (device meta)", "load the weights first")
+            supported.check_device(f"{where}.{held}", t.device.type)
     if not any(p.requires_grad for p in model.parameters()):
         raise InvalidInput("model", type(model).__name__, "must have at least one parameter with requires_grad=True")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from dpfy.core import check
+from dpfy.core import check, supported
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound
 
@@ -27,7 +27,7 @@ LEAST_NORM = 1e-9
 MOST_SCALE = 2.0**100
 """No gradient is multiplied by more: the multiplier must be a float32 number."""
 
-MARGIN = {"torch.float64": 2.0**-40, "torch.float32": 2.0**-16}
+MARGIN = {"torch.float64": 2.0**-40, "torch.float32": 2.0**-16, "torch.bfloat16": 2.0**-7, "torch.float16": 2.0**-7}
 """How far a computed norm is inflated before it is compared with the bound, by the dtype it comes in.
 
 Engines hand over float64 upper bounds, with the rounding of narrower types already in them: see ``dpfy.gradients.contributions.rounding``.
@@ -98,7 +98,8 @@ def checked_norm(name: str, value: object) -> float:
 
 def margin_of(squared_norms: Tensor) -> float:
     """How far norms of this dtype are inflated."""
-    return MARGIN.get(str(squared_norms.dtype), 2.0**-7)
+    supported.check_dtype("norms", squared_norms.dtype)
+    return MARGIN[str(squared_norms.dtype)]
 
 
 def inflated_norms(squared_norms: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dpfy.core import supported
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
@@ -68,6 +69,7 @@ def checked(losses: Tensor, mask: Tensor | None) -> Tensor | None:
         raise InvalidInput("losses", f"shape {list(losses.shape)}", rule)
     if not losses.is_floating_point():
         raise InvalidInput("losses", losses.dtype, "must be floating point")
+    supported.check_device("losses", losses.device.type)
     if len(losses) and not losses.requires_grad:
         raise InvalidInput("losses", "a tensor without a graph", "must come from the model with gradients enabled")
     if mask is None:
@@ -109,7 +111,8 @@ def cautious(squared_norms: Tensor, dtype: torch.dtype, convolved: bool = False)
     """
     device = squared_norms.device
     factor = max(rounding.of_factors(dtype, device, kind) for kind in {False, convolved}) if dtype == torch.float32 else 0.0
-    margin = max(MARGIN.get(dtype, 2.0**-6), 16 * factor)
+    supported.check_dtype("a gradient", dtype)
+    margin = max(MARGIN[dtype], 16 * factor)
     return squared_norms * (1.0 + margin) ** 2 if margin else squared_norms
 
 

@@ -19,12 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpfy.core import supported
 from dpfy.core.random import Randomness
 from dpfy.noise.lattice import Lattice, lay_
 from dpfy.noise.part import Part
 
 CHUNK, LARGE_CHUNK = 1 << 17, 5 << 17
 """Values made at a time, for few and for many: small enough for the cache, large enough that calls do not count (measured)."""
+
+KNOWN = frozenset({torch.float32, torch.float64})
+"""The types that sums are made in; others are looked up."""
 
 TAIL = 2.0**-44
 """Squares of u below which float32 noise takes more digits: one value in four million."""
@@ -45,6 +49,7 @@ def draw(
     values has at most radius 8.15 (beyond lies a probability of 3.6e-15), in float64 9.4.
     """
     device = next(iter(like.values())).device if like else torch.device("cpu")
+    supported.check_device("noise", device.type)
     dtype = dtype_of(like)
     total = sum(t.numel() for t in like.values())
     if device.type == "cpu":
@@ -87,7 +92,10 @@ def own_name(stream: str, part: Part | None) -> str:
 
 def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
     """The type of the noise for tensors like these: never narrower than float32."""
-    return torch.float64 if torch.float64 in {t.dtype for t in like.values()} else torch.float32
+    types = {t.dtype for t in like.values()}
+    for dtype in types - KNOWN:
+        supported.check_dtype("a sum", dtype)
+    return torch.float64 if torch.float64 in types else torch.float32
 
 
 def add_(

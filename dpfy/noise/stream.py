@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfy.core import check, events
+from dpfy.core import check, events, supported
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.random import Randomness
@@ -63,8 +63,9 @@ class NoiseStream:
 
     def require_lattice(self, like: Grads, bound: float) -> None:
         """Refuse, before the first step, noise that `release` could not lay on a lattice for sums like these."""
+        dtype = gaussian.dtype_of(like)
         if self.scale and math.isfinite(bound):
-            self._lattice(like, bound, gaussian.dtype_of(like), 0)
+            self._lattice(like, bound, dtype, 0)
 
     def release(
         self, total: Bounded[Grads], step: int, state: State, permit: Permit, into: Grads | None = None
@@ -94,6 +95,8 @@ class NoiseStream:
         if self.scale and math.isinf(total.bound.l2):
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         dtype = gaussian.dtype_of(total.value)
+        for kind in {t.device.type for t in total.value.values()}:
+            supported.check_device("a sum", kind)
         noisy = {n: v if self.in_place and v.dtype is dtype else v.to(dtype, copy=True) for n, v in total.value.items()}
         if self.exact or self.scale == 0:
             noisy = {n: v.to_dense() if v.is_sparse else v for n, v in noisy.items()}

@@ -16,26 +16,26 @@ ROWS: tuple[dict[str, str], ...] = (
     },
     {
         "who": "Google Gboard 2022",
-        "what": "next-word prediction, Spanish",
+        "what": "Spanish-language next-word prediction",
         "epsilon": "8.9 (rho 0.81)",
         "unit": "device",
         "adjacency": "zero-out",
     },
     {
         "who": "Apple 2016-2022",
-        "what": "statistics of iOS and macOS users",
+        "what": "various data of end users running iOS or macOS",
         "epsilon": "2 to 16",
         "unit": "user and day",
         "adjacency": "add-or-remove-one",
     },
     {
         "who": "Microsoft 2021",
-        "what": "mentioned for models; no use is described",
+        "what": "mentioned; no specific production use is described",
         "epsilon": "4",
         "unit": "user in six months",
         "adjacency": UNSTATED,
     },
-    {"who": "Facebook 2022", "what": "mobility changes", "epsilon": "2", "unit": "user and day", "adjacency": UNSTATED},
+    {"who": "Facebook 2022", "what": "mobility changes of users", "epsilon": "2", "unit": "user and day", "adjacency": UNSTATED},
 )
 """As the guide tells them (Ponomareva et al. 2023, section 5.2.2): its words, and the years of its sources."""
 

@@ -39,6 +39,9 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, empty
 
     With `empty`, also one that holds a state already: gradients of the data may be in it.
     """
+    if any(p.requires_grad and p.dtype is torch.float16 for p in model.parameters()):
+        what = ", ".join(name for name, p in model.named_parameters() if p.requires_grad and p.dtype is torch.float16)
+        raise Unsupported(f"training parameters in float16 ({what})", NARROW)
     mine = {id(p) for p in model.parameters() if p.requires_grad}
     theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if missing := mine - theirs:
@@ -107,6 +110,9 @@ def check_records(recipe: Recipe, held: int, found: int | None) -> None:
 SCALED = 2.0**10
 """A factor of the losses, held in a tensor, from which on it is taken for that of a gradient scaler: they begin at 2^16."""
 
+WIDE = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.complex128})
+"""Types that gradients may pass through."""
+
 NARROW = "use torch.autocast(..., dtype=torch.bfloat16), whose gradients need no scaling, or model.bfloat16()"
 
 REENTRANT = "CheckpointFunctionBackward"
@@ -116,8 +122,8 @@ REENTRANT = "CheckpointFunctionBackward"
 def check_first(losses: Tensor) -> None:
     """Refuse, by the first losses, what could not be trained in privately.
 
-    That is losses that went through float16, where small gradients are zero, losses scaled against that, and layers inside of reentrant
-    activation checkpoints, which no gradient of a single example reaches.
+    That is losses that went through float16, where small gradients are zero, or through another type without a bound (float8), losses
+    scaled against that, and layers inside of reentrant activation checkpoints, which no gradient of a single example reaches.
 
     Guarantees: losses that a GradScaler multiplied (by a tensor, as the last thing done) and graphs through float16 are refused at the
     first step of a run. A factor that comes later, or is hidden deeper, is not seen: it scales what is clipped, and so costs accuracy,
@@ -134,8 +140,10 @@ def check_first(losses: Tensor) -> None:
         node = todo.pop()
         if node is None:
             continue
-        if any(each.dtype is torch.float16 for each in node._input_metadata):  # type: ignore[attr-defined]
-            raise Unsupported("float16 on the way from the parameters to the losses", NARROW)
+        for dtype in {each.dtype for each in node._input_metadata} - WIDE:  # type: ignore[attr-defined]
+            if dtype.is_floating_point or dtype.is_complex:  # whole numbers, as the places of a maximum, carry no gradient
+                name = str(dtype).removeprefix("torch.")
+                raise Unsupported(f"{name} on the way from the parameters to the losses", NARROW)
         if node.name() == REENTRANT:
             raise Unsupported(
                 "reentrant activation checkpointing", "call torch.utils.checkpoint.checkpoint with use_reentrant=False"

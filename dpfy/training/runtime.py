@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpfy.core import check
+from dpfy.core import check, supported
 from dpfy.core.errors import InvalidInput
 
 
@@ -42,6 +42,12 @@ def check_device(name: str) -> None:
     """Refuse a device that torch does not know or this machine does not have."""
     import torch
 
+    try:
+        kind = torch.device(name).type
+    except (RuntimeError, TypeError):
+        raise InvalidInput("device", name, _missing(name)) from None
+    if kind != "meta":  # this one is refused below
+        supported.check_device("training", kind)
     try:
         torch.empty(1, device=name).fill_(1).item()  # a device that computes, and not one that only plans memory
     except (RuntimeError, AssertionError, TypeError, ValueError):

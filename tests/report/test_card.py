@@ -438,3 +438,29 @@ def test_an_audit_that_contradicts_the_claim_is_an_alarm(made, tmp_path):
     assert [f.detail[:30] for f in verify(run) if not f.holds] == ["An audit contradicts the claim"]
     attach(run, "{}")
     assert any("audit.json" in f.detail for f in verify(run) if not f.holds)
+
+
+GUIDE = {
+    "US Census Bureau 2022": "used epsilon = 12.2 to release its demonstration data (privacy unit is a person)",
+    "Google Gboard 2022": "Gboard's use of DP for Spanish-language next-word prediction: device-level DP with epsilon = 8.9 and zero-out "
+    "adjacency; derived from rho = 0.81 zCDP",
+    "Apple 2016-2022": "collected various data from end users running iOS or macOS using epsilon ranging from 2 to 16, user-day privacy "
+    "unit with add-or-remove adjacency",
+    "Microsoft 2021": "mentions (mentioned) using DP with epsilon = 4 covering all contributions from a user in a six month window (months), "
+    "but does not detail any specific production uses of DP ML (no use is described)",
+    "Facebook 2022": "employed epsilon = 2 to quantify the mobility changes of Facebook users (user-day privacy unit)",
+}
+"""What the guide says of each deployment (Ponomareva et al. 2023, section 5.2.2)."""
+
+
+def test_deployments_are_stated_as_the_guide_states_them():
+    from dpfy.report.deployments import ROWS, UNSTATED
+
+    assert {row["who"] for row in ROWS} == set(GUIDE)
+    for row in ROWS:
+        said = set(re.findall(r"[\w.]+", GUIDE[row["who"]].lower()))
+        for field in ("what", "epsilon", "unit", "adjacency"):
+            if row[field] != UNSTATED:
+                words = set(re.findall(r"[\w.]+", row[field].lower())) - {"one", "of", "and", "or", "is", "no"}
+                assert words <= said, (row["who"], field, words - said)
+        assert (row["adjacency"] == UNSTATED) == ("adjacency" not in said)

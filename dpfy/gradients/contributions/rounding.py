@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dpfy.core import supported
+
 BLOCK = 896
 """Squares that are added in their own type, at most. Two such factors of a norm cost it 2 gamma(896 + 4) / 2 = 5.4e-5 in float32."""
 
@@ -26,12 +28,16 @@ RUN = 256
 SHORT = 128
 """Entries of Gram matrices that are added in float32 at a time."""
 
+SUMS = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float32}
+"""The type in which numbers of a type are added."""
+
 TF32 = 2.0**-11
 """How far rounding to TF32 moves a number, relatively."""
 
 
 def unit(dtype: torch.dtype) -> float:
     """u: the relative error of one rounding."""
+    supported.check_dtype("arithmetic", dtype)
     return torch.finfo(dtype).eps / 2
 
 
@@ -41,7 +47,10 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     A sum rounded to bfloat16 before the noise would move by whole units in its last place when one small contribution is added:
     by more than the bound. Rounding after the noise is post-processing.
     """
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    if (made := SUMS.get(dtype)) is None:
+        supported.check_dtype("a gradient", dtype)
+        raise AssertionError(f"{dtype} has no type for its sums")
+    return made
 
 
 @cache
@@ -62,6 +71,7 @@ def of_factors(dtype: torch.dtype, device: torch.device, convolved: bool = False
 
     Float32 products may run in TF32 on a GPU, or in TF32 or bfloat16 on some CPUs, where the user allows it.
     """
+    supported.check_device("gradients", device.type)
     if dtype == torch.float64:
         return 0.0
     if device.type == "cuda":
