@@ -16,6 +16,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 
 from dpfy.core import supported
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.gradients.engine import no_reentrant_checkpoints
 from dpfy.gradients.tracing.structure import mapped, tensors_in
 from dpfy.gradients.tracing.tape import looking, probe_weights
 
@@ -250,7 +251,7 @@ class LossProbe:
         if batch < 2 or not watched:
             return
         weights = probe_weights(losses)
-        with looking():
+        with looking(), no_reentrant_checkpoints():
             plain = torch.autograd.grad(losses, watched, torch.ones_like(losses), retain_graph=True, allow_unused=True)
             tilted = torch.autograd.grad(losses, watched, weights, retain_graph=True, allow_unused=True)
         for a, b in zip(plain, tilted, strict=True):

@@ -5,15 +5,15 @@ The answer is fixed by the clip rule; an engine changes only speed and memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dpfy.core import supported
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions import rounding
@@ -77,6 +77,22 @@ def checked(losses: Tensor, mask: Tensor | None) -> Tensor | None:
     if mask.shape != losses.shape:
         raise InvalidInput("mask", f"shape {list(mask.shape)}", f"must have one entry per loss, shape {list(losses.shape)}")
     return mask.to(device=losses.device, dtype=torch.bool)
+
+
+@contextmanager
+def no_reentrant_checkpoints() -> Iterator[None]:
+    """Around a backward pass: torch's error about a reentrant checkpoint becomes a refusal with the way out."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+        raise reentrant() from None
+
+
+def reentrant() -> Unsupported:
+    """Reentrant checkpoints run a backward pass of their own, which no pass around it sees."""
+    return Unsupported("reentrant activation checkpointing", "call torch.utils.checkpoint.checkpoint with use_reentrant=False")
 
 
 def no_autocast(device_type: str) -> AbstractContextManager[object]:

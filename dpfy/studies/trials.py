@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,16 @@ def following(
     torch.manual_seed(seed)
     start, rows = time.monotonic(), []
     first = plan.recipe.clip.norm  # type: ignore[attr-defined]
-    rates = [group["lr"] for group in optimizer.param_groups]
     runtime = dpfy.Runtime(device=device)
     every = max(1, plan.recipe.steps // MARKS)
     with tempfile.TemporaryDirectory() as folder:
         run = dpfy.Run(Path(folder) / "run", seed=seed)
-        with dpfy.PrivateTraining(model, optimizer, train, plan, run, runtime=runtime) as training:
+        falling = _falling(optimizer, lambda: first / training.clip.norm)  # type: ignore[attr-defined]
+        with dpfy.PrivateTraining(model, falling, train, plan, run, runtime=runtime) as training:
             held_out = test.to(training.device)
             model.train()
             for x, y in training.batches():
                 norm = training.clip.norm  # type: ignore[attr-defined]
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate * first / norm
                 before = training.steps_done
                 training.step(functional.cross_entropy(model(x), y, reduction="none"))
                 if (done := training.steps_done) > before and done % every == 0:  # a step may take several physical batches
@@ -87,6 +86,21 @@ def following(
                     rows.append({k: number(v) for k, v in scores.items()})
             epsilon = training.guarantee().epsilon(plan.delta)
     return measured(model, test, device) | _told(plan, rows, epsilon, time.monotonic() - start)
+
+
+def _falling(optimizer: torch.optim.Optimizer, factor: Callable[[], float]) -> torch.optim.Optimizer:
+    """`optimizer`, with learning rates times what `factor` gives at each step: a function of released values alone."""
+    rates, kind = [group["lr"] for group in optimizer.param_groups], type(optimizer)
+
+    class Falling(kind):  # type: ignore[valid-type, misc]
+        def step(self, closure: Any = None) -> Any:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate * factor()
+            return super().step(closure)
+
+    made = object.__new__(Falling)
+    vars(made).update(vars(optimizer))
+    return made  # type: ignore[no-any-return]
 
 
 def _told(plan: dpfy.Plan, rows: list[dict[str, Any]], epsilon: float, seconds: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dpfy.core.participation import WithoutReplacement
 from dpfy.core.unit import EXAMPLE, user_unit
 from dpfy.data.owners import KeptRecords, Owned, Users
 from dpfy.data.users import UserRecords
+from dpfy.gradients.engine import reentrant
 from dpfy.noise.shares import WAY_OUT, Shares
 from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe
 
@@ -53,9 +54,28 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, empty
         raise Unsupported(f"{name}, which evaluates the loss again inside a step,", "use an optimizer that steps once a gradient")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise Unsupported(f"{name}: noise makes every gradient dense, which it refuses; it", "use Adam")
-    if empty and any(state for state in optimizer.state.values()):
+    if empty and not _new(optimizer):
         rule = "its state must be empty; make a new optimizer, or state by Update(public_state=True) that it tells nothing about the data"
         raise InvalidInput("optimizer", f"{name} with a state", rule)
+
+
+def _new(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer holds no state, or, as Adagrad makes it, the state that a new one has by its settings alone."""
+    if not any(state for state in optimizer.state.values()):
+        return True
+    if type(optimizer) is not torch.optim.Adagrad:
+        return False
+    begun = {p: group["initial_accumulator_value"] for group in optimizer.param_groups for p in group["params"]}
+    return optimizer.state.keys() <= begun.keys() and all(
+        state.keys() == {"step", "sum"}
+        and bool((state["step"] == 0).all())
+        and bool((state["sum"] == _filled(begun[p], p)).all())
+        for p, state in optimizer.state.items()
+    )
+
+
+def _filled(value: float, like: Tensor) -> Tensor | complex:
+    return complex(value, value) if like.is_complex() else torch.tensor(value, dtype=like.dtype, device=like.device)
 
 
 def check_owners(recipe: Recipe, train: object) -> None:
@@ -145,8 +165,6 @@ def check_first(losses: Tensor) -> None:
                 name = str(dtype).removeprefix("torch.")
                 raise Unsupported(f"{name} on the way from the parameters to the losses", NARROW)
         if node.name() == REENTRANT:
-            raise Unsupported(
-                "reentrant activation checkpointing", "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
-            )
+            raise reentrant()
         todo += [child for child, _ in node.next_functions if child is not None and child not in seen]
         seen.update(child for child, _ in node.next_functions)

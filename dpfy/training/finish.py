@@ -104,12 +104,10 @@ def _schedule(training: PrivateTraining) -> str:
     made = training.state.rates
     if training.rule.schedule is not None:
         return "given by a function of the step"
-    still = len(made) < 2 and all(rates == training.rates.base for _, rates in made)
-    if still or (training.schedules and not made):
+    if not made:
         return training.schedules.words or "constant"
     first, last = (", ".join(f"{r:g}" for r in dict.fromkeys(rates)) for rates in (made[0][1], made[-1][1]))
-    by = training.schedules.words or "set by the caller's loop"
-    return f"{by}: {first} at step {made[0][0]}, {len(made) - 1} changes, {last} from step {made[-1][0]} on"
+    return f"{training.schedules.words}: {first} at step {made[0][0]}, {len(made) - 1} changes, {last} from step {made[-1][0]} on"
 
 
 def _components(training: PrivateTraining) -> dict[str, Any]:

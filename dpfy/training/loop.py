@@ -23,7 +23,7 @@ from dpfy.data.records import Records
 from dpfy.data.split import stated
 from dpfy.gradients.checker import check_model
 from dpfy.gradients.cuda_graphs.captured import LossesOf
-from dpfy.gradients.engine import Grads, trainable
+from dpfy.gradients.engine import Grads, no_reentrant_checkpoints, trainable
 from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
@@ -42,6 +42,7 @@ from dpfy.training.private_step import PrivateStep, stream_of
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
+from dpfy.training.settings import Settings
 from dpfy.training.standing import Standing
 from dpfy.training.state import TrainState
 from dpfy.training.update import Rates, Update, clear_gradients, rates_of
@@ -95,6 +96,7 @@ class PrivateTraining(Standing):
         self.engine.sparse = True
         self._train, self._factors = train, self.rule.factors(plan.recipe.steps)
         self.schedules = Schedules(scheduler, optimizer, plan.recipe.steps, ruled=self._factors is not None)
+        self.settings = Settings(optimizer, self.schedules, plan.recipe.steps, ruled=self._factors is not None)
         self._state = TrainState(0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {}, self.schedules)
         self._halt = Halt()
         self._journal: Journal | None = None
@@ -147,6 +149,7 @@ class PrivateTraining(Standing):
         first = TrainState(0, weights, self.optimizer, average, noise, recipe.clip, random, self.schedules)
         self.terms, self._state = resume.opened(self, first, snapshot)
         self._entry = self.steps_done
+        self.settings.start(self._entry)
         self._journal = journal = Journal(self.folder.secrets if self.world.first else None, randomness, self.steps_done)
         self.spread.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
@@ -156,7 +159,17 @@ class PrivateTraining(Standing):
         self.drawing = Drawing(recipe, randomness, self.records, self.watch, *cut)
         self._guard = Guard(model, self.optimizer, average, stored(self.records), self._state.noise, self.spread.aliases)
         self.private_step = PrivateStep(
-            self.plan, self.folder, model, stream, self.rates, self.rule, self._guard, journal, self._halt, self.spread
+            self.plan,
+            self.folder,
+            model,
+            stream,
+            self.rates,
+            self.settings,
+            self.rule,
+            self._guard,
+            journal,
+            self._halt,
+            self.spread,
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -229,7 +242,8 @@ class PrivateTraining(Standing):
         pieces.check_losses(losses)
         pieces.waiting, first, self._losses = False, self._losses is None, losses.detach()
         with self._halt.final():
-            self._require_sound().end(losses, self.steps_done > 0)
+            with no_reentrant_checkpoints():
+                self._require_sound().end(losses, self.steps_done > 0)
             if first:
                 check_first(losses)
         self._take(self.engine.bounded_sum(losses, self.clip, pieces.mask))
@@ -299,7 +313,9 @@ class PrivateTraining(Standing):
             raise InvalidInput("schedule", sorted(metric), "takes one metric, after a step that ended a logical batch (boundary)")
         self.record(**metric)
         with self._halt.final():
-            self.schedules.measured(*metric.popitem())
+            name, value = metric.popitem()
+            self.schedules.measured(name, value)
+            self.settings.measured(value)
         if self._saved == self.steps_done:
             self.save()
 

@@ -17,6 +17,7 @@ from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt
 from dpfy.training.journal import Journal
 from dpfy.training.run import RunFolder
+from dpfy.training.settings import Settings
 from dpfy.training.spread import Whole
 from dpfy.training.state import TrainState
 from dpfy.training.update import Rates, Update, hand_over
@@ -50,6 +51,7 @@ class PrivateStep:
     model: nn.Module
     stream: NoiseStream
     rates: Rates
+    settings: Settings
     rule: Update
     guard: Guard
     journal: Journal
@@ -63,6 +65,7 @@ class PrivateStep:
         with self.halt.final():
             self.guard.check()
             now.schedules.check()
+            self.settings.check(now.step)
             rates = self.rates.at(now.step, now.optimizer)
             total = self._joined(now, total, rates)
         self.halt.reason = f"step {now.step} failed after its noise was made"
@@ -73,16 +76,16 @@ class PrivateStep:
         hand_over(released, parameters)
         for p in self.guard.frozen:
             p.grad = None
-        now.optimizer.step()
+        self.settings.move(now.step)
         now.optimizer.zero_grad(set_to_none=True)
         now.schedules.advance(now.step)
+        self.settings.advanced(now.step)
         if self.rule.project is not None:
             with torch.no_grad():
                 self.rule.project(self.model)
         self.rule.averaging.update(now.average, parameters, now.step)
         self.guard.accept(noise, look=guard.looks(now.step + 1, recipe.steps, self.folder.randomness))
-        free = self.rates.factors is None and (not now.schedules or now.schedules.waiting)
-        return now.after(noise, clip, rates if free else None)
+        return now.after(noise, clip, rates if now.schedules.waiting else None)
 
     def _joined(self, now: TrainState, total: Bounded[Grads], rates: list[float]) -> Bounded[Grads]:
         """Of the sum over all ranks what this one releases, once all ranks stand at this step and the sum is bound and billed."""

@@ -28,6 +28,9 @@ GIVE = "give the scheduler to the run: PrivateTraining(..., scheduler=scheduler)
 KIND = "dpfy kind"
 """The key under which an encoded value names what JSON has no word for."""
 
+PLAIN = frozenset({float, int, bool, str, type(None)})
+"""Types of settings that are compared as they are."""
+
 OWN = ("optimizer", "last_epoch", "base_lrs", "verbose")
 """Fields of a scheduler that are no setting of it."""
 
@@ -44,7 +47,7 @@ class Every:
 
 
 class Schedules:
-    """The schedulers of a run's optimizer; none is the identity: rates stay as the caller leaves them.
+    """The schedulers of a run's optimizer; none is the identity: rates stay as they are.
 
     Each is stepped after every step of the run, or as `Every` says; ReduceLROnPlateau where the caller gives it a public metric.
 
@@ -55,10 +58,10 @@ class Schedules:
     def __init__(self, given: object, optimizer: torch.optim.Optimizer, steps: int, *, ruled: bool = False) -> None:
         parts: list[Any] = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
         self.all: list[LRScheduler] = [part.scheduler if isinstance(part, Every) else part for part in parts]
-        self._every = [part.steps if isinstance(part, Every) else 1 for part in parts]
+        self.every = [part.steps if isinstance(part, Every) else 1 for part in parts]
         self._optimizer, self._steps = optimizer, steps
         self.metric: str | None = None
-        for scheduler, every in zip(self.all, self._every, strict=True):
+        for scheduler, every in zip(self.all, self.every, strict=True):
             _check(scheduler, optimizer, steps // every)
         if self.all and ruled:
             raise InvalidInput("scheduler", "beside Update(schedule=...)", "two rules of one learning rate: give one of them")
@@ -66,8 +69,8 @@ class Schedules:
             (one, _factors(one, steps)) for s in self.all for one in _within(s) if hasattr(one, "lr_lambdas")
         ]
         self._steady = True
-        self._waits = [waits(scheduler) for scheduler in self.all]
-        often = ["" if every == 1 else f" after every {every} steps" for every in self._every]
+        self.waits = [waits(scheduler) for scheduler in self.all]
+        often = ["" if every == 1 else f" after every {every} steps" for every in self.every]
         self._words = ", and ".join(described(one) + words for one, words in zip(self.all, often, strict=True))
         self._left = self._marks()
 
@@ -77,7 +80,7 @@ class Schedules:
     @property
     def waiting(self) -> bool:
         """Whether one of them waits for a metric."""
-        return any(self._waits)
+        return any(self.waits)
 
     @property
     def words(self) -> str:
@@ -95,7 +98,7 @@ class Schedules:
 
     def advance(self, step: int) -> None:
         """Step them, after `step` of the run."""
-        for scheduler, every, metric in zip(self.all, self._every, self._waits, strict=True):
+        for scheduler, every, metric in zip(self.all, self.every, self.waits, strict=True):
             if not metric and (step + 1) % every == 0:
                 scheduler.step()
         self._left, self._steady = self._marks(), self._by_the_step()
@@ -116,14 +119,14 @@ class Schedules:
             raise InvalidInput("schedule", name, f"must be the metric that the scheduler got before: {self.metric}")
         self.check()
         self.metric = name
-        for scheduler, metric in zip(self.all, self._waits, strict=True):
+        for scheduler, metric in zip(self.all, self.waits, strict=True):
             if metric:
                 scheduler.step(value)  # type: ignore[arg-type]
         self._left = self._marks()
 
     def fingerprint(self) -> str:
         """Kind, settings and functions of each, as it was given, as text."""
-        return "\n".join(f"{every} {_identity(one, self._steps)}" for one, every in zip(self.all, self._every, strict=True))
+        return "\n".join(f"{every} {_identity(one, self._steps)}" for one, every in zip(self.all, self.every, strict=True))
 
     def facts(self) -> dict[str, Any]:
         """Their state, in JSON."""
@@ -145,10 +148,9 @@ class Schedules:
 
 
 def require_repeatable(training: Any, groups: Sequence[Mapping[str, Any]], rates: Sequence[Any]) -> None:
-    """Refuse to resume a run in which the caller's own loop moves rates or other settings of the optimizer.
+    """Refuse to resume a run in which an optimizer's own step, or a loop of before settings were checked, moved its settings.
 
-    `groups` are the optimizer's of the checkpoint, `rates` those that the caller's loop made. Such a loop begins anew where the run goes
-    on: it would give other rates to later steps.
+    `groups` are the optimizer's of the checkpoint, `rates` those that such a loop made. It would give other settings to later steps.
     """
     if training.schedules:
         return
@@ -175,7 +177,8 @@ def waits(scheduler: LRScheduler) -> bool:
 
 def settings(groups: Iterable[Mapping[str, Any]], skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """The settings of parameter groups, as plain values."""
-    return [{k: _number(v) for k, v in group.items() if k != "params" and k not in skip} for group in groups]
+    left = {"params", *skip}
+    return [{k: v if type(v) in PLAIN else _number(v) for k, v in group.items() if k not in left} for group in groups]
 
 
 def described(scheduler: object) -> str:

@@ -32,9 +32,9 @@ class TrainState:
 
     `weights` (parameters and buffers, shared ones under their first name), `average`, `optimizer` and `noise` (the memory of the noise
     strategy) are the run's own, which the next step moves in place: `snapshot` keeps them. All else is replaced: `clip` is the rule of
-    this step, `random` the positions of torch's own generators (dropout and the like); `rates` tells at which steps the caller's loop
-    changed the learning rates, `recorded` which names of values the caller published, `computed` what functions steps were made with,
-    `kept` what the caller's own loop wants to find again. `schedules` move in place like the optimizer.
+    this step, `random` the positions of torch's own generators (dropout and the like); `rates` tells at which steps a scheduler that waits
+    for a metric changed the learning rates, `recorded` which names of values the caller published, `computed` what functions steps were
+    made with, `kept` what the caller's own loop wants to find again. `schedules` move in place like the optimizer.
     """
 
     step: int
@@ -51,7 +51,7 @@ class TrainState:
     kept: dict[str, Any] = field(default_factory=dict)
 
     def after(self, noise: State, clip: Clip, rates: list[float] | None) -> TrainState:
-        """The state after the step; `rates` are its learning rates where no rule tells them beforehand."""
+        """The state after the step; `rates` are its learning rates where they follow a metric."""
         made = self.rates
         if rates is not None and (not made or made[-1][1] != rates):
             made = (*made, (self.step, rates))

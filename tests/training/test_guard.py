@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +13,9 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.random import Randomness
 from dpfy.training import guard
 from dpfy.training.guard import FIRST, SELDOM, Guard, looks, seal
+
+sys.path.insert(0, str(Path(__file__).parent))
+import small
 
 RANDOMNESS = Randomness.for_tests(1)
 
@@ -140,3 +146,13 @@ def test_the_seal_is_of_all_that_must_stay(parts):
     assert seal(model, Randomness.for_tests(2)) != before
     model.register_buffer("more", torch.zeros(1))
     assert seal(model, RANDOMNESS) != before
+
+
+def test_the_report_says_how_often_contents_are_compared(tmp_path):
+    """The words are those of the rule: a write that torch does not count may go unseen at the other steps."""
+    small.train(tmp_path / "run", steps=5)
+    rows = small.card_of(tmp_path / "run")["accounting"]["assumptions"]
+    (words,) = [row["done"] for row in rows if row["what"] == "the caller's code"]
+    assert (guard.FIRST, guard.SELDOM) == (4, 32)
+    assert "counters of writes" in words
+    assert "contents at the first four steps, at the last and at about one in 32 of the others" in words

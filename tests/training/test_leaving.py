@@ -125,6 +125,44 @@ def test_reentrant_checkpoints_are_refused_before_anything_is_released(tmp_path)
                 dpfy.fit(net, small.data(), plan=small.plan(2), optimizer=optimizer, run=tmp_path / "run")
 
 
+class Late(nn.Module):
+    """Its reentrant checkpoint begins at a later call, in the middle of the graph."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.calls, self.begins = 0, first
+        self.first, self.middle, self.last = nn.Linear(small.FEATURES, 8), nn.Linear(8, 8), nn.Linear(8, small.CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = self.first(x).tanh()
+        if self.calls > self.begins:
+            hidden = checkpoint(lambda v: self.middle(v).tanh(), hidden, use_reentrant=True)
+        return self.last(hidden)
+
+
+@pytest.mark.parametrize("engine", ["auto", "bookkeeping", "batched", "loop"])
+@pytest.mark.parametrize("first", [0, 1, 2, 5])
+def test_a_reentrant_checkpoint_is_refused_whenever_and_in_whatever_engine_it_comes(tmp_path, engine, first):
+    net = Late(first)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    training = dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(8), tmp_path / "run", runtime=dpfy.Runtime(engine=engine)
+    )
+
+    def run():
+        with training:
+            for x, y in training.batches():
+                training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
+
+    with pytest.raises(Unsupported, match=r"reentrant activation checkpointing.*use_reentrant=False"):
+        run()
+
+
+def test_inspection_names_a_reentrant_checkpoint():
+    assert "use_reentrant=False" in str(dpfy.inspect(Late(0), torch.randn(4, small.FEATURES)))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has one")
 def test_a_missing_gpu_is_said_to_be_missing():
     with pytest.raises(InvalidInput, match=r"which has no CUDA device .*use cpu"):

@@ -335,26 +335,10 @@ def stepping(training, scheduler):
         scheduler.step()
 
 
-def own(path, make=SCHEDULERS["lambda"], **settings):
-    return train(path, make, wrap=lambda s: None, loop=stepping, **settings)
-
-
-def test_a_loop_that_steps_its_scheduler_itself_trains_but_is_not_resumed_with_other_rates(tmp_path):
-    whole, _ = own(tmp_path / "whole")
-    assert same(whole, train(tmp_path / "given", SCHEDULERS["lambda"])[0])
-    assert schedule_of(tmp_path / "whole").startswith("set by the caller's loop")
-    with pytest.raises(Stop):
-        own(tmp_path / "cut", die=5, at="asked")
-    with pytest.raises(InvalidInput, match=r"resume learning rate: .*give the scheduler to the run: PrivateTraining"):
-        own(tmp_path / "cut")
-
-
-def test_before_its_first_checkpoint_such_a_loop_is_repeated_from_the_start(tmp_path):
-    whole, _ = own(tmp_path / "whole")
-    place = {"every": float("inf")}
-    with pytest.raises(Stop):
-        own(tmp_path / "cut", die=5, **place)
-    assert same(own(tmp_path / "cut", **place)[0], whole)
+def test_a_loop_that_steps_a_scheduler_that_the_run_was_not_given_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match=r"optimizer\.lr.*give the scheduler to the run: PrivateTraining"):
+        train(tmp_path / "run", SCHEDULERS["lambda"], wrap=lambda s: None, loop=stepping)
+    assert not (tmp_path / "run" / "privacy.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -373,15 +357,13 @@ def test_a_scheduler_whose_rates_did_not_move_yet_is_found_on_resume(tmp_path, m
     train(tmp_path / "run", None)
 
 
-def test_other_settings_that_a_loop_changes_are_not_lost_in_silence(tmp_path):
+def test_other_settings_that_a_loop_changes_are_refused(tmp_path):
     def decaying(training, scheduler):
         if training.boundary:
             training.optimizer.param_groups[0]["weight_decay"] = training.steps_done / 10
 
-    with pytest.raises(Stop):
+    with pytest.raises(InvalidInput, match=r"optimizer\.weight_decay"):
         train(tmp_path / "run", None, loop=decaying, die=5, at="asked")
-    with pytest.raises(InvalidInput, match=r"resume learning rate|resume optimizer"):
-        train(tmp_path / "run", None, loop=decaying)
 
 
 def test_a_scheduler_of_the_run_is_stepped_by_the_run_alone(tmp_path):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import Grads, added, checked, clipped_sum, zeros
+from dpfy.gradients.engine import Grads, added, checked, clipped_sum, no_reentrant_checkpoints, zeros
 from dpfy.gradients.engines.loop import Watching, alone_where_needed, attached, dense, forget
 
 CHUNK_ELEMENTS = 2**26
@@ -62,9 +62,10 @@ def per_example(losses: Tensor, tensors: list[nn.Parameter], rows: slice) -> lis
     picks = torch.zeros(count, len(losses), dtype=losses.dtype, device=losses.device)
     picks[torch.arange(count), torch.arange(rows.start, rows.stop)] = 1
     try:
-        grads = torch.autograd.grad(losses, tensors, picks, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        with no_reentrant_checkpoints():
+            grads = torch.autograd.grad(losses, tensors, picks, retain_graph=True, allow_unused=True, is_grads_batched=True)
     except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError | Unsupported):
             raise
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise Unsupported(f"a vectorised backward through this model ({first})", "use engine='loop'") from error

@@ -21,7 +21,7 @@ from dpfy.gradients.contributions.contribution import Contribution, Deferred, Di
 from dpfy.gradients.contributions.shared import Measured
 from dpfy.gradients.contributions.sliced import pieces_of
 from dpfy.gradients.contributions.uses import overlapping, together
-from dpfy.gradients.engine import Grads, no_autocast, zeros
+from dpfy.gradients.engine import Grads, no_autocast, no_reentrant_checkpoints, zeros
 from dpfy.gradients.tracing.tape import Report, Tape, rows_first
 
 MOST_WAITING = 36
@@ -92,7 +92,7 @@ class BoundedSum:
         weights = torch.ones_like(losses) if weights is None else weights
         targets: Any = [self.tape.anchor, *[self.params[name] for name in names], *edges]
         # To wake another thread for it, and to be woken by that, takes longer than it gains.
-        with torch.autograd.set_multithreading_enabled(False):
+        with torch.autograd.set_multithreading_enabled(False), no_reentrant_checkpoints():
             grads = torch.autograd.grad(losses, targets, weights, retain_graph=keep, allow_unused=True)
         return {name for name, g in zip(names, grads[1:], strict=False) if g is not None}
 

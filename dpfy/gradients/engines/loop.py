@@ -11,7 +11,7 @@ from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions.rounding import as_rows
-from dpfy.gradients.engine import Engine, Grads, added, checked, clipped_sum, trainable, zeros
+from dpfy.gradients.engine import Engine, Grads, added, checked, clipped_sum, no_reentrant_checkpoints, trainable, zeros
 from dpfy.gradients.tracing.single_example import SingleExample
 
 T = TypeVar("T")
@@ -55,7 +55,8 @@ class LoopEngine(Watching):
 
     def _one(self, losses: Tensor, i: int, params: list[nn.Parameter]) -> list[Tensor]:
         """The gradient of one loss, as lists of one row."""
-        grads = torch.autograd.grad(losses[i], params, retain_graph=True, allow_unused=True)
+        with no_reentrant_checkpoints():
+            grads = torch.autograd.grad(losses[i], params, retain_graph=True, allow_unused=True)
         rows = [(torch.zeros_like(p) if g is None else dense(g))[None] for p, g in zip(params, grads, strict=True)]
         return alone_where_needed(self._single, losses, slice(i, i + 1), params, rows)
 
