@@ -313,9 +313,7 @@ class PrivateTraining(Standing):
             raise InvalidInput("schedule", sorted(metric), "takes one metric, after a step that ended a logical batch (boundary)")
         self.record(**metric)
         with self._halt.final():
-            name, value = metric.popitem()
-            self.schedules.measured(name, value)
-            self.settings.measured(value)
+            self.settings.measured(*metric.popitem())
         if self._saved == self.steps_done:
             self.save()
 

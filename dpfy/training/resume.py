@@ -11,7 +11,7 @@ import torch
 
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.noise import chacha, gaussian
-from dpfy.training import computation, guard, metrics, rank_files, schedulers
+from dpfy.training import computation, guard, metrics, rank_files
 from dpfy.training.admission import check_optimizer
 from dpfy.training.checkpoint import Snapshot
 from dpfy.training.run import TRAINING
@@ -63,8 +63,6 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
         training.spread.save(folder.state, state.snapshot(terms.facts()), folder.randomness)
         return terms, state
     _require_same(mine, snapshot.facts["identity"])
-    if 0 < snapshot.step < training.plan.recipe.steps:
-        schedulers.require_repeatable(training, snapshot.facts["optimizer"]["param_groups"], snapshot.facts["rates made"])
     state = state.restored(snapshot, training.device)
     terms = _terms(training, mine)
     if terms.still != snapshot.facts["still"]:

@@ -10,7 +10,7 @@ import gc
 import inspect
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -145,22 +145,6 @@ class Schedules:
     def _marks(self) -> tuple[Any, ...]:
         moved = [getattr(one, "last_epoch", None) for scheduler in self.all for one in _within(scheduler)]
         return moved, settings(self._optimizer.param_groups)
-
-
-def require_repeatable(training: Any, groups: Sequence[Mapping[str, Any]], rates: Sequence[Any]) -> None:
-    """Refuse to resume a run in which an optimizer's own step, or a loop of before settings were checked, moved its settings.
-
-    `groups` are the optimizer's of the checkpoint, `rates` those that such a loop made. It would give other settings to later steps.
-    """
-    if training.schedules:
-        return
-    optimizer, ruled = training.optimizer, training.rates.factors is not None
-    skip = ("lr", "initial_lr") if ruled else ("initial_lr",)
-    moved = settings(groups, skip) != settings(optimizer.state_dict()["param_groups"], skip)
-    if not ruled and (moved or len(rates) > 1 or any(made != training.rates.base for _, made in rates)):
-        raise InvalidInput("resume learning rate", "set by the caller's loop, which begins anew", f"{GIVE}, and start a new run")
-    if moved:
-        raise InvalidInput("resume optimizer", "settings that the caller's loop changed", f"{GIVE}, and start a new run")
 
 
 def require_known(training: Any) -> None:

@@ -90,8 +90,9 @@ class Settings:
             self._advance(step)
             self._wanted = self._of(self._shell)
 
-    def measured(self, value: float) -> None:
-        """The schedulers that wait for a metric were given `value`."""
+    def measured(self, name: str, value: float) -> None:
+        """Give a public metric to the schedulers that wait for one."""
+        self._schedules.measured(name, value)
         for scheduler, waits in zip(self._copy, self._schedules.waits, strict=True):
             if waits:
                 _quietly(partial(scheduler.step, value))
