@@ -56,6 +56,11 @@ class Users:
             missing = "time" if self.time is None else "window"
             raise InvalidInput(f"user.{missing}", None, "must be given with the other of user.time and user.window")
 
+    def __repr__(self) -> str:
+        """Names of fields, and of other things their kind: whose a record is, and when it was made, is private."""
+        of, time = (repr(v) if v is None or isinstance(v, str) else f"<{type(v).__name__}>" for v in (self.of, self.time))
+        return f"Users(of={of}, pick={self.pick!r}, loss={self.loss!r}, time={time}, window={self.window!r})"
+
     @property
     def named(self) -> tuple[str, ...]:
         """The fields that are named, and are no inputs of the model."""
@@ -221,7 +226,7 @@ def chosen(key: bytes, user: bytes, count: int, most: int, pick: str) -> NDArray
     return np.sort(rng.choice(count, most, replace=False)).astype(np.int64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DrawnRecords:
     """Records of another source, of which a row of a batch takes some."""
 

@@ -35,7 +35,7 @@ class Failed:
     error: Exception
 
 
-@dataclass
+@dataclass(repr=False)
 class Reader(Dataset[Any]):
     """Reads the records of a draw, `views` times each, and collates them.
 

@@ -143,8 +143,7 @@ def require_labels(name: str, labels: Tensor, classes: int) -> None:
     bad = ((labels < 0) | (labels >= classes)).reshape(len(labels), -1).any(dim=1)
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
-        value = labels[first].item() if labels[first].dim() == 0 else "a value outside"
-        raise InvalidInput(f"{name}[{first}]", value, f"must be a class from 0 to {classes - 1}, as declared")
+        raise InvalidInput(f"{name}[{first}]", "a value outside", f"must be a class from 0 to {classes - 1}, as declared")
 
 
 def _tensor(name: str, field: object) -> Tensor:

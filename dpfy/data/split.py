@@ -35,7 +35,7 @@ def split(records: Records, held_out: int) -> tuple[Records, Records]:
     return Records(records.take(train)), Records(records.take(test))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Drawn(Records):
     """Records that coins of their own have kept. `expected` is the public number that plans are made for; the real one is secret."""
 

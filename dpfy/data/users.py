@@ -22,7 +22,7 @@ MOST_PLACES = 1 << 28
 """Numbers that the places of all users may hold together, filled or not."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UserRecords(Records):
     """Row u holds the records of user u side by side: fields of shape [users, most, ...], and last which of them are real.
 

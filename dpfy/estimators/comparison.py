@@ -30,7 +30,7 @@ TEST = 4000
 AUROC, ACCURACY, R2 = "AUROC", "accuracy", "R2"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Data:
     """Public records: features in the order of the schema, and the target."""
 

@@ -25,7 +25,7 @@ Codes = NDArray[np.int64]
 ABSENT, UNLISTED = -1, -2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Records:
     """Records as arrays. `codes[:, k]` is the place of the k-th category (the length of its list where it is other).
 

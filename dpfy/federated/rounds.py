@@ -67,7 +67,7 @@ class UpdateChecks(Checks):
         return CHECKED
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClientNumbers(Records):
     """The clients by number: all that a server knows of their data before they answer."""
 

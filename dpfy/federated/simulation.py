@@ -121,7 +121,7 @@ def fit(
     return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WholeClients(UserRecords):
     """Records by client under a unit that may count a client as one, however many records it has."""
 

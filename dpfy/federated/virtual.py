@@ -14,7 +14,7 @@ from dpfy.data.records import Records, as_records
 from dpfy.data.users import UserRecords, by_user
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VirtualClients(UserRecords):
     """Records by virtual client. `unit` is what a plan for them must name; a user's records lie in at most `parts` of them.
 

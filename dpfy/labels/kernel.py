@@ -142,7 +142,7 @@ class PublicMap(nn.Module):
         return _unit(rows[:, :count] * weights) * (1 - 2.0**-20)
 
 
-@dataclass
+@dataclass(repr=False)
 class Prepared:
     """A map, what it gives for all records, and the products of its columns: all public, and made once for many fits."""
 
@@ -164,7 +164,7 @@ class Prepared:
         return Split.of(self.rows, self.gram)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """One record in five is held out: its rows, and the eigenvalues and vectors of the products of the others."""
 

@@ -27,7 +27,7 @@ from dpfy.labels.questions import HALF_L2, BinResponse, Counts, NoisyOneHot, Pri
 Rows = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Setup:
     """All that a method may know before it asks: the claim, public features, how to read answers and what learns."""
 

@@ -81,7 +81,7 @@ class Response(Question):
         return self.rows.tobytes()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PriorResponse(Question):
     """Randomized response among the `sizes[i]` first outcomes of `order[i]`, for each label `i` (RRWithPrior; Ghazi et al. 2021).
 
@@ -156,7 +156,7 @@ class NoisyOneHot(Question):
         return self.rows.tobytes()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Counts(Question):
     """How many labels of each outcome there are in each of `cells` groups of records, with integer Laplace noise."""
 
@@ -218,7 +218,7 @@ class Projection(Question):
         return self.rows.tobytes() + np.ascontiguousarray(self.matrix).tobytes()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BinResponse(Question):
     """Randomized response among `count` bins: each outcome, a step of a grid of numbers, lies in the bin `bin_of` it."""
 

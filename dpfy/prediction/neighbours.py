@@ -35,7 +35,7 @@ def on_grid(rows: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.rint(np.clip(rows.astype(np.float64), -LARGEST, LARGEST) * STEPS)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Records:
     """Private records: rows of public features, and their classes. Numbers of more than `LARGEST` count as that."""
 
@@ -80,7 +80,7 @@ class _Records:
         return whole.digest()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class NearestVoters(_Records):
     """Voters who each say the class of their own record that is nearest to the question; `places` says whose each record is.
 
@@ -117,7 +117,7 @@ class NearestVoters(_Records):
         return np.concatenate(found)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class NeighbourVotes(_Records):
     """The `count` nearest records vote, among those of a sample at `rate` that is drawn anew for every question.
 

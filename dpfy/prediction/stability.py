@@ -72,7 +72,7 @@ def fitted(x: Matrix, targets: Matrix, strength: float) -> Matrix:
     return found.reshape(shape)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StableScores:
     """Scores of softmax regression of strength lambda on private records, on a sample at `rate` drawn anew for every question."""
 

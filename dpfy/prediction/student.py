@@ -33,7 +33,7 @@ TURN, STRETCH, SHEAR, SHIFT = 0.22, 0.12, 0.18, 0.17
 """Of an image at random, at most: radians, logarithms, and parts of half its side."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lesson:
     """All that a student is given: public inputs, their coordinates, and the classes answered for some `rows` of them."""
 

@@ -44,7 +44,7 @@ LIT = 0.05
 """Share of bright pixels in a crafted image: unlike any record, and nearly orthogonal to the other canaries."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evidence:
     """What an audit of a run reads: the plan, the coins, and what the attacker saw: updates, or the model's answers on the canaries."""
 

@@ -26,7 +26,7 @@ from dpfy.training.watch import Watch
 from dpfy.training.world import World
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Piece:
     """One physical batch of `step`, the `place`-th of it: the records in its rows, and which rows count."""
 
@@ -40,7 +40,7 @@ class Piece:
         return torch.from_numpy(self.counts).to(device) if padded or not self.counts.all() else None
 
 
-@dataclass
+@dataclass(repr=False)
 class Drawing:
     """Draws the records of a run's steps, cuts them into physical batches and has them read, in the order of the steps.
 

@@ -26,7 +26,7 @@ from dpfy.training.local import spread_like
 FORMAT = "dpfy-checkpoint-2"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Snapshot:
     """The state of a run between two steps. `facts` is JSON; `tensors` maps full names to tensors."""
 

@@ -29,7 +29,7 @@ from dpfy.training.watch import Kind, Watch
 WAY_OUT = "shard the whole model by its first dimension over all ranks of the run: fully_shard(layer) for layers, then fully_shard(model)"
 
 
-@dataclass
+@dataclass(repr=False)
 class FullySharded(Whole):
     """Every rank holds some rows of each parameter.
 

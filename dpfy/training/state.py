@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Named = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainState:
     """Where a training stands before step `step`. With plan, data, code and secret of the run it decides every later bit.
 

@@ -48,7 +48,7 @@ class StreamFacts:
             raise Unsupported("auditing banded noise with sampling", "use sampling rate 1: a unit takes part once an epoch")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StreamSeen:
     """What the attacker saw, [steps, canaries] with the coins, the noise alone, and what is needed to judge it.
 

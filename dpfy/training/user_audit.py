@@ -113,7 +113,7 @@ class UserFacts:
         return recipe.with_noise(self.noise_multiplier, delta=self.delta, allow_large_delta=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UsersSeen:
     """What an attacker saw of canary users: [steps, canaries] along their directions, in clip norms, and the cosines.
 

@@ -211,7 +211,7 @@ def listed(settings: Mapping[str, Any]) -> Settings:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """All that a process needs to make one trial: what it does (`recipe`), or None where it says so itself, and plans of all kinds.
 

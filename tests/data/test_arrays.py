@@ -69,7 +69,7 @@ def test_a_test_file_of_another_shape_is_refused(tmp_path: Path) -> None:
         ({"x": X, "y": Y[:9]}, "x needs one row per label"),
         ({"x": X, "y": Y.astype(float)}, "y whole numbers"),
         ({"x": np.array([["a"]] * 10), "y": Y}, "x must be numbers"),
-        ({"x": X, "y": Y + 1}, r"labels\[2\]: got 3; must be a class from 0 to 2, as declared"),
+        ({"x": X, "y": Y + 1}, r"labels\[2\]: got 'a value outside'; must be a class from 0 to 2, as declared"),
         ({"x": np.where(X[4, 1] == X, np.nan, X), "y": Y}, "NaN or infinity in record 4"),
         ({"x": np.where(X[4, 1] == X, np.inf, X), "y": Y}, "NaN or infinity in record 4"),
         ({"x": np.array([{"an": "object"}] * 10, dtype=object), "y": Y}, "holds pickled objects, which are never loaded"),

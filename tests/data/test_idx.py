@@ -82,7 +82,7 @@ def test_a_flipped_byte_inside_gzip_is_refused(tmp_path: Path) -> None:
         (None, idx(IMAGES), "labels: holds an array of 3 dimensions, expected 1"),
         (idx(IMAGES) + b"\0", None, "images: too long: the header announces 120 bytes of data, the file holds 121"),
         (None, idx(LABELS[:9]), "labels: holds 9 labels, but .*images holds 10 images"),
-        (None, idx(LABELS + 1), r"labels\[9\]: got 10; must be a class from 0 to 9"),
+        (None, idx(LABELS + 1), r"labels\[9\]: got 'a value outside'; must be a class from 0 to 9"),
     ],
 )
 def test_foreign_or_inconsistent_files_are_refused_in_one_line(

@@ -158,7 +158,7 @@ class SoftTreeRegressor(_Soft, PrivateRegressor):
         return residuals.number(self._scores(self._given(X)), self._aim)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Problem:
     """Private rows and targets, and what is public or released about them already."""
 

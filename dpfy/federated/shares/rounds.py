@@ -32,7 +32,7 @@ from dpfy.training.run import TRAINING, Run, RunFolder
 ENCODED = f"{SIMULATED}: updates were encoded by the server in place of the clients, and whoever ran it could see every one"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SharingClients(ClientNumbers):
     """Clients that add noise to what they send."""
 

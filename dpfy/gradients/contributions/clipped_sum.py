@@ -36,7 +36,7 @@ def scratch_bytes(parts: Iterable[Contribution]) -> int:
     return max((rest.scratch_bytes for rest in rests if isinstance(rest, Outer)), default=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scaled:
     """Contributions and the multiplier of every example in every clip group: all that is left is to add up.
 

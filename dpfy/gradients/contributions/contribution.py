@@ -142,7 +142,7 @@ def norm_by_parts(batch: int, width: int, part: Callable[[slice], Tensor], eleme
     return torch.cat([row_squares(part(rows)) for rows in row_chunks(batch, width, elements)])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Held:
     """Per-example gradients that are held as they are."""
 
@@ -167,7 +167,7 @@ class Held:
         return row_squares(self.grads).sqrt() * few_roundings(self.grads)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Direct(Held):
     """Those that are small enough, [batch, *parameter]: biases, scales of normalisation layers, bare parameters."""
 

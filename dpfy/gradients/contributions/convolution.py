@@ -60,7 +60,7 @@ class Geometry:
     output_padding: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Convolution:
     """Weights of a convolution. `images` inputs belong to each example (1 unless the model folds frames into the batch)."""
 
@@ -250,7 +250,7 @@ class Convolution:
         return replace(self, inputs=kept(self.inputs, each), grads=kept(self.grads, each))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Patched(Held):
     """Per-example gradients of a convolution in the order of its patches, [batch, channels out, columns]."""
 

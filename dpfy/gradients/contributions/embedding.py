@@ -29,7 +29,7 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 NARROW = (torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EmbeddingGradient:
     """Embedding tables: position t adds grads[t] to row index[t] of the parameter. Cost grows with tokens, not with rows."""
 
@@ -112,7 +112,7 @@ class EmbeddingGradient:
         return replace(self, grads=kept(self.grads, keep))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RowCounts:
     """Which examples use which rows of a table, and how often: sorted by row, then by example."""
 
@@ -122,7 +122,7 @@ class RowCounts:
     times: Tensor  # how often that example uses that row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pooled(EmbeddingGradient):
     """The same where the gradient is the same at all positions of an example: a mean or sum of embeddings. Only the frequencies count."""
 
@@ -156,7 +156,7 @@ class Pooled(EmbeddingGradient):
         return replace(self, grads=kept(self.grads[:, :1], keep).expand_as(self.grads))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RaggedEmbeddingGradient(EmbeddingGradient):
     """Examples with different numbers of positions, filled up to the longest of the batch with gradients of zero.
 

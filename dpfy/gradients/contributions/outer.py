@@ -27,7 +27,7 @@ from dpfy.gradients.contributions.rounding import Estimate, row_squares
 from dpfy.gradients.kernels import grams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outer:
     """Sums of outer products over positions: gradient = sum over t of left[t] (x) right[t]. Linear layers and their kin."""
 

@@ -17,7 +17,7 @@ from dpfy.gradients.contributions.placed import Placed, RowScaled, Several, Stac
 from dpfy.gradients.contributions.rounding import Estimate, row_squares
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measured:
     """A contribution whose norms are known already, and what was kept of it."""
 
