@@ -14,6 +14,7 @@ from torch import Tensor
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.count import held_out
 from dpfy.data.records import Records
+from dpfy.data.users import UserRecords
 
 
 def permutation(count: int) -> Tensor:
@@ -37,9 +38,18 @@ def split(records: Records, held_out: int) -> tuple[Records, Records]:
 
 @dataclass(frozen=True, repr=False)
 class Drawn(Records):
-    """Records that coins of their own have kept. `expected` is the public number that plans are made for; the real one is secret."""
+    """Records that coins of their own have kept. `expected` is the public number that plans are made for; the real one is secret.
+
+    `part` names what they were kept for: a run that must train on one part refuses records of another.
+    """
 
     expected: int = 0
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class DrawnUsers(Drawn, UserRecords):
+    """Users that coins of their own have kept, each with all of their records."""
 
 
 def stated(records: Sized) -> int:
@@ -47,16 +57,20 @@ def stated(records: Sized) -> int:
     return records.expected if isinstance(records, Drawn) else len(records)
 
 
-def kept(records: Records, coins: NDArray[np.bool_], expected: int) -> Drawn:
-    """The records whose coin shows heads, in their order; `expected` of them on average."""
-    if type(records) not in (Records, Drawn) or len(coins) != len(records):
+def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = "") -> Drawn:
+    """The rows whose coin shows heads, in their order; `expected` of them on average. Records grouped by user are kept user by user."""
+    if type(records) not in (Records, Drawn, UserRecords, DrawnUsers) or len(coins) != len(records):
         raise Unsupported(
-            "a part of records that are grouped by their owners", "keep other people's records in a file of their own"
+            "a part of records that are read when they are drawn",
+            "group records in memory with dpfy.by_user, or take all of them",
         )
     rows = torch.from_numpy(np.flatnonzero(coins))
     if not len(rows):
         raise InvalidInput("records", "none was drawn", "too few for a sample: take a larger part of them")
-    return Drawn(tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in records.tensors), records.structure, expected)
+    kind = DrawnUsers if isinstance(records, UserRecords) else Drawn
+    return kind(
+        tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in records.tensors), records.structure, expected, part
+    )
 
 
 def split_fraction(records: Records, fraction: float) -> tuple[Records, Records]:

@@ -53,6 +53,11 @@ class UserRecords(Records):
         return Unit("user", self.rows_each)
 
 
+def by_row(config: DataConfig) -> bool:
+    """Whether a user's records are the same ones at every step, so that a user is one row in memory."""
+    return config.pick == FIRST and config.draw == USER and config.window is None and config.user_loss == SUM
+
+
 def by_owner(
     records: Records, owners: np.ndarray, times: object, config: DataConfig, fraction: float | None
 ) -> tuple[Records, Records | None, Owned | None]:
@@ -67,7 +72,7 @@ def by_owner(
     apart = np.zeros(len(names), bool) if fraction is None else np.array([_place(str(name)) < fraction for name in names])
     if fraction is not None and (apart.all() or not apart.any()):
         raise InvalidInput("data.test_fraction", fraction, "must leave users on both sides; give a test file instead")
-    fixed = config.pick == FIRST and config.draw == USER and config.window is None and config.user_loss == SUM
+    fixed = by_row(config)
     places = len(names) * config.most_records * sum(math.prod(field.shape[1:]) for field in records.tensors)
     if fixed and places > MOST_PLACES:
         rule = f"asks for more than {MOST_PLACES} numbers to be held, with a place for each record (not with data.pick = random)"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from dpfy.core import check, packages
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -104,8 +105,8 @@ class PrivateTrial:
         """The private records held out for scores."""
         return self._trial.valid(data)
 
-    def count(self, right: int) -> float:
-        """The score on private validation records, with noise where it is billed."""
+    def count(self, right: int | Tensor) -> float:
+        """The score on private records, with noise where it is billed: see :meth:`dpfy.tuning.trial.Trial.count`."""
         return self._trial.count(right)
 
     def report(self, value: float, step: int) -> None:

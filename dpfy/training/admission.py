@@ -14,6 +14,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.participation import WithoutReplacement
 from dpfy.core.unit import EXAMPLE, user_unit
 from dpfy.data.owners import KeptRecords, Owned, Users
+from dpfy.data.split import Drawn
 from dpfy.data.users import UserRecords
 from dpfy.gradients.engine import reentrant
 from dpfy.noise.shares import WAY_OUT, Shares
@@ -125,6 +126,13 @@ def check_records(recipe: Recipe, held: int, found: int | None) -> None:
     )  # then how often a record is drawn depends on their number
     if found is not None and abs(found - expected) > (0 if fixed else max(1, expected // 100)):
         raise InvalidInput("train", f"{found} records", f"the plan was made for {expected}; make a plan for this data")
+
+
+def check_part(part: str | None, records: object) -> None:
+    """Refuse other records than the part of the data that a run must train on, however many they are."""
+    if part is not None and (records.part if isinstance(records, Drawn) else None) != part:
+        rule = f"the trial must train on its {part}: give trial.train(data) as it is (transform the data before, not after)"
+        raise InvalidInput("train", "other records", rule)
 
 
 SCALED = 2.0**10

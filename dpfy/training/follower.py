@@ -31,6 +31,8 @@ class Follower:
     written there, durably, that steps will be made.
     """
 
+    part: str | None = None
+
     def __init__(self, run: Run, plan: Plan, randomness: Randomness, fresh: bool) -> None:
         self.run, self.plan, self.randomness, self.fresh = run, plan, randomness, fresh
         self.path = Path(run.path)

@@ -28,7 +28,7 @@ from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
 from dpfy.training import computation, finish, guard, metrics, resume, schedulers, state
-from dpfy.training.admission import check_first, check_optimizer, check_owners, check_parts, check_records
+from dpfy.training.admission import check_first, check_optimizer, check_owners, check_part, check_parts, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.batches import Batches, Captures, Drawing
 from dpfy.training.follower import Follower, taken
@@ -133,6 +133,7 @@ class PrivateTraining(Standing):
         self.spread = layout_of(model, self.world)
         self.records = as_source(self._train).to(self.device)
         check_records(recipe, self.records.records_each, stated(self.records))
+        check_part(self.folder.part, self.records)
         private: Grads = dict(trainable(model))
         stream = self.spread.stream(stream_of(self.plan, self.folder), private, recipe.clip)
         self.rates = Rates(rates_of(self.optimizer), self._factors)

@@ -51,9 +51,10 @@ class Run(folder.Place):
 
 
 class RunFolder(folder.RunFolder):
-    """The opened folder of a run of `plan`."""
+    """The opened folder of a run of `plan`. `part` names the part of the data that it must train on; None where any data will do."""
 
     run: Run
+    part: str | None = None
 
     def __init__(self, run: Run, plan: Plan) -> None:
         self.plan = plan

@@ -188,14 +188,16 @@ class Tuning(Claim):
                 "the validation records were declared public",
                 STATED,
             )
+        counted = "" if self.unit.most_records == 1 else "; a unit counts once, with the share of its records that is right"
         if self.payment.score == HELD_OUT:
             return Assumption(
                 "score",
                 "no unit is in training and in validation, and in which of them depends on nothing else",
-                "every unit tossed a coin of its own, once, from the run's own secret",
+                "every unit tossed a coin of its own, once, from the run's own secret" + counted,
                 YES,
             )
-        return Assumption("score", "a score on training records is one more release from them", "billed beside every trial", YES)
+        done = "billed beside every trial" + counted
+        return Assumption("score", "a score on training records is one more release from them", done, YES)
 
     def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
         """Whether the search may have cost more than it gave."""

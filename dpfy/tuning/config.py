@@ -15,6 +15,7 @@ from typing import Any
 from dpfy.core import check, problems, reading, settings
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.settings import setting
+from dpfy.data.users import by_row
 from dpfy.training import config as configuration
 from dpfy.training import ready
 from dpfy.training.config import JobConfig
@@ -122,9 +123,10 @@ class SearchConfig:
         if self.score == PUBLIC and self.job.data.test_use != "public":
             rule = "the test records were not declared public (data.test = public): score on held-out records instead"
             raise InvalidInput("tune.score", PUBLIC, rule)
-        if self.job.data.user is not None and (self.score != PUBLIC or self.tune.chosen == SUBSET):
+        if self.job.data.user is not None and (self.score != PUBLIC or self.tune.chosen == SUBSET) and not by_row(self.job.data):
             raise Unsupported(
-                "parts of users for scores or for a search", "score on public test records (data.test = public), by another route"
+                "parts of users for scores or for a search, where a user's records are chosen anew at every step",
+                "set data.pick = first, draw whole users and sum their losses; or score on public test records (data.test = public)",
             )
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpfy.core import reading
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -57,20 +57,23 @@ class JobObjective:
         if self.config.score == PUBLIC:
             assert validation is not None
             return right(model, validation) / len(validation)
-        return trial.count(right(model, trial.valid(train) if self.config.score == HELD_OUT else trial.train(train)))
+        return trial.count(answered(model, trial.valid(train) if self.config.score == HELD_OUT else trial.train(train)))
+
+
+def right(model: nn.Module, records: Records) -> int:
+    """How many records a model answers right, each alone in its batch as far as the model is concerned."""
+    return int(answered(model, records).sum())
 
 
 @torch.no_grad()
-def right(model: nn.Module, records: Records) -> int:
-    """How many records a model answers right, each alone in its batch as far as the model is concerned."""
+def answered(model: nn.Module, records: Records) -> Tensor:
+    """For each record whether a model answers it right; of users for each of their places, user by user."""
     device = next(model.parameters()).device
-    was, found = model.training, 0
+    was, (inputs, targets, *_) = model.training, records.flat
     model.eval()
-    for indices in torch.arange(len(records)).split(1000):
-        x, y = records.take(indices)
-        found += int((model(x.to(device)).argmax(1) == y.to(device)).sum())
+    found = [model(x.to(device)).argmax(1) == y.to(device) for x, y in zip(inputs.split(1000), targets.split(1000), strict=True)]
     model.train(was)
-    return found
+    return torch.cat(found).cpu()
 
 
 def halves(records: Records, share: float) -> tuple[Records, Records]:

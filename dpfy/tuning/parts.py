@@ -1,8 +1,9 @@
-"""Who takes part: records held out for scores, and the sample that a search on a subset sees. Every record tosses coins of its own.
+"""Who takes part: what is held out for scores, and the sample that a search on a subset sees. Every unit tosses coins of its own.
 
-The coins are drawn once for the whole search, from its secret. Given the coins of all others, adding or removing a record changes
+The coins are drawn once for the whole search, from its secret. Given the coins of all others, adding or removing a unit changes
 nothing for them, so each part is what the accounting of disjoint parts, and of Poisson samples, is about. A permutation of the rows, or a
-fixed share of them, would not do: with one record more, others would move from one part to the other.
+fixed share of them, would not do: with one unit more, others would move from one part to the other. A user with several records tosses
+one coin: with one for each record, the user would be in both parts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dpfy.core import check
 from dpfy.core.random import Randomness
 from dpfy.data.records import Records, as_records
 from dpfy.data.split import Drawn, kept
+from dpfy.tuning.payment import TRAINING, VALIDATION
+
+SAMPLED = "sampled training records"
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ class Parts:
         """How many records are held out, on average."""
         return round(self.records * self.held_out)
 
+    def part(self, *, final: bool = False) -> str | None:
+        """The part that a trial must train on, or the run on all records; None where that is all of the data."""
+        if self.sample < 1 and not final:
+            return SAMPLED
+        return TRAINING if self.held_out > 0 else None
+
     def train(self, data: object, search: Randomness, *, final: bool) -> Records:
         """The records that a trial trains on: with `final`, those of the run on all of them."""
         records = as_records(data)
@@ -54,12 +64,13 @@ class Parts:
             coins &= _tossed("subset", len(records), self.sample, search)
         elif self.held_out == 0:
             return records
-        return kept(records, coins, self.training if final or self.sample == 1 else self.sampled)
+        expected = self.training if final or self.sample == 1 else self.sampled
+        return kept(records, coins, expected, self.part(final=final) or "")
 
     def valid(self, data: object, search: Randomness) -> Drawn:
         """The records held out."""
         records = as_records(data)
-        return kept(records, self._out(len(records), search), self.validation)
+        return kept(records, self._out(len(records), search), self.validation, VALIDATION)
 
     def _out(self, count: int, search: Randomness) -> NDArray[np.bool_]:
         return _tossed("held out", count, self.held_out, search)

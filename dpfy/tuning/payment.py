@@ -22,9 +22,9 @@ from dpfy.accounting import calibrate
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import Adjacency, Unit
 from dpfy.mechanisms.candidates import PrivateSelection
-from dpfy.plan.recipe import Plan, Recipe
+from dpfy.plan.recipe import RECORD, Plan, Recipe
 
 RANDOM, COMPOSITION, NOISY_MAX, SUBSET = PRIVATE = ("random", "composition", "noisy-max", "subset")
 PUBLIC_DATA = "public"
@@ -38,6 +38,8 @@ TRAINING, VALIDATION = "training records", "validation records"
 SHARE = 0.1
 """The part of epsilon for scores, where those who pay for them pay for training too."""
 MOST_TRIALS, MOST_KINDS, MOST_STEPS = 100_000, 64, 10_000_000
+POINTS = 100
+"""How finely the score of a user with several records is laid: the share of them that is right, in hundredths."""
 ROUGH = 1e-3
 """How closely the noise of each of several kinds is found before all of them get the same factor more."""
 
@@ -97,11 +99,14 @@ class Payment:
             return "nothing, not even their number"
         return "all of it: settings, scores and models are billed" if self.route == COMPOSITION else "their settings"
 
-    def score_event(self, noise: float) -> Event | None:
-        """What the score of one trial releases, or the choice among all of them; None where scores are of public records."""
+    def score_event(self, noise: float, points: int = 1) -> Event | None:
+        """What the score of one trial releases, or the choice among all of them; None where scores are of public records.
+
+        A unit adds at most one to a score, of which it is laid in so many `points`.
+        """
         if self.score == PUBLIC:
             return None
-        return events.BoundedRange(1 / noise) if self.route == NOISY_MAX else events.DiscreteGaussian(noise)
+        return events.BoundedRange(1 / noise) if self.route == NOISY_MAX else events.DiscreteGaussian(noise * points, points)
 
     def event(
         self, runs: Sequence[Event], score: Event | None, finals: Sequence[Event] = (), counts: Sequence[int] = ()
@@ -138,6 +143,11 @@ class Payment:
         if self.random:
             return events.RepeatAndSelect(score, self.trials, self.shape)
         return events.Repeated(score, 1 if self.route == NOISY_MAX else int(self.trials))
+
+
+def points(unit: Unit) -> int:
+    """In how many points the score of one unit is laid: a record is right or wrong, of a user's records a share is right."""
+    return 1 if unit.most_records == 1 else POINTS
 
 
 @dataclass(frozen=True)
@@ -220,9 +230,15 @@ def _calibrated(
             )
         recipe.check_delta(target.delta, allow_large=True)
         recipe.check_unit()
-    score = _score(payment, target)
+        if recipe.draw == RECORD and (payment.score == HELD_OUT or payment.route == SUBSET):
+            raise Unsupported(
+                "a part of the users where their records are drawn one by one",
+                "draw whole users (draw='unit' and dpfy.by_user), or score on public or training records by another route",
+            )
+    laid = points(recipes[0].unit)
+    score = _score(payment, target, laid)
     # Those who are held out for scores pay nothing for training: two parts, each of which may cost all of epsilon.
-    beside = None if score is None or _apart(payment, target) else payment.score_event(score)
+    beside = None if score is None or _apart(payment, target) else payment.score_event(score, laid)
 
     def trials(noises: Sequence[float], kinds: Sequence[int], numbers: Sequence[int]) -> Event:
         runs = [recipes[k].event(noise) for k, noise in zip(kinds, noises, strict=True)]
@@ -234,7 +250,7 @@ def _calibrated(
             tuple(Plan(r, factor * s, target.delta, target.accountant) for r, s in zip(rs, noises, strict=False))
             for rs in (recipes, finals)
         )
-        return Paid(payment, plans, last, None if score is None else payment.score_event(factor * score), counts)
+        return Paid(payment, plans, last, None if score is None else payment.score_event(factor * score, laid), counts)
 
     every, close = range(len(recipes)), calibrate.TOLERANCE if len(recipes) == 1 else ROUGH
     noises = _each(lambda s, k: trials([s], [k], [sum(counts)] if counts else []), target, len(recipes), close, payment)
@@ -276,14 +292,14 @@ def _apart(payment: Payment, target: Target) -> bool:
     return payment.score == HELD_OUT and target.adjacency is not Adjacency.REPLACE_ONE
 
 
-def _score(payment: Payment, target: Target) -> float | None:
+def _score(payment: Payment, target: Target, laid: int) -> float | None:
     """The noise of scores: as little as the target allows those who are held out for them; else a tenth of it. None without scores."""
     if payment.score == PUBLIC:
         return None
     alone = replace(payment, score=HELD_OUT)
 
     def made(noise: float) -> Event:
-        score = alone.score_event(noise)
+        score = alone.score_event(noise, laid)
         assert score is not None
         return alone._scores(score)
 

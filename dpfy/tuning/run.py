@@ -30,7 +30,7 @@ from dpfy.tuning.claim import TUNING, Tuning
 from dpfy.tuning.engine import Engine, RandomSearch
 from dpfy.tuning.kinds import Kinds
 from dpfy.tuning.parts import Parts
-from dpfy.tuning.payment import COMPOSITION, NOISY_MAX, RANDOM, SUBSET, Paid, calibrated
+from dpfy.tuning.payment import COMPOSITION, NOISY_MAX, RANDOM, SUBSET, Paid, calibrated, points
 from dpfy.tuning.sealed import secret_of
 from dpfy.tuning.search import Search
 from dpfy.tuning.space import Settings, Space
@@ -313,7 +313,8 @@ class _Searching:
         chooser = Exponential(score.epsilon, True, adjacency=self.claim.adjacency)
         self.folder.bind("scores", counts.tobytes())
         permit = self.permit.inner(score, FINAL)
-        found = chooser.release(Bounded(counts, Bound.scalar(1)), permit, secret_of(self.randomness, FINAL))
+        most = Bound.scalar(points(self.claim.unit))
+        found = chooser.release(Bounded(counts, most), permit, secret_of(self.randomness, FINAL))
         return sorted(rows)[found.value]
 
     def _on_all(self, settings: Settings) -> Path:

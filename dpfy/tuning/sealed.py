@@ -60,10 +60,18 @@ class SealedRun(RunFolder):
     Guarantees: everything in it is for the search alone (mode 0700), and is erased with the search's secrets; it publishes nothing.
     """
 
-    def __init__(self, place: Path, plan: Plan, permit: Permit, randomness: Randomness, checkpoint_every: float = 30.0) -> None:
+    def __init__(
+        self,
+        place: Path,
+        plan: Plan,
+        permit: Permit,
+        randomness: Randomness,
+        checkpoint_every: float = 30.0,
+        part: str | None = None,
+    ) -> None:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(place, 0o700)
-        self.run, self.plan = Run(place, checkpoint_every=checkpoint_every), plan
+        self.run, self.plan, self.part = Run(place, checkpoint_every=checkpoint_every), plan, part
         self.path = self.secrets = place
         self.randomness, self.id = randomness, place.name
         self.ledger = _Alone(plan)  # type: ignore[assignment]

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dpfy.core import check, events
 from dpfy.core.book import rehearsal
@@ -21,11 +23,16 @@ from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger, Permit
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.unit import Unit
 from dpfy.core.values import Bound, Bounded
+from dpfy.data.lazy import LazyRecords
+from dpfy.data.owners import Owned
 from dpfy.data.records import Records, as_records
+from dpfy.data.users import UserRecords
 from dpfy.mechanisms.discrete import DiscreteGaussian
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.tuning.parts import Parts
+from dpfy.tuning.payment import HELD_OUT, TRAINED_ON, points
 from dpfy.tuning.sealed import SealedRun, held, secret_of
 from dpfy.tuning.space import Settings
 
@@ -54,6 +61,8 @@ class Trial:
         self.kind, self.counted, self.notes = 0, None, dict[str, Any]()
         self._plan: Plan | None = None
         self._run: SealedRun | None = None
+        self._rows: int | None = None
+        self._given: dict[str, Records] = {}
 
     counted: float | None
 
@@ -74,12 +83,12 @@ class Trial:
     def planned(self, recipe: Recipe) -> Plan:
         """The plan of a recipe, with the noise of its kind; for searches whose trials find their settings while they run. Once a trial.
 
-        Guarantees: a recipe whose bill is none of those that the search reserved is refused.
+        Guarantees: a recipe whose bill is none of those that the search reserved is refused, and so is one for another unit or adjacency.
         """
-        task, bill = self._task, recipe.event(1.0)
+        task, bill = self._task, _bill(recipe)
         if self._plan is not None:
             raise InvalidInput("trial.planned", "a second recipe", "a trial trains once")
-        place = next((k for k, kind in enumerate(task.kinds) if kind.recipe.event(1.0) == bill), None)
+        place = next((k for k, kind in enumerate(task.kinds) if _bill(kind.recipe) == bill), None)
         if place is None:
             raise InvalidInput(
                 "trial", "settings with another bill", "nothing was reserved for it: name it among the kinds of trials"
@@ -87,7 +96,8 @@ class Trial:
         kind = task.kinds[place]
         plan = Plan(recipe, kind.noise_multiplier, kind.delta, kind.accountant)
         permit = task.source.permit(plan.event, task.number, recipe.steps)
-        self._run = SealedRun(task.place, plan, permit, task.secret, task.checkpoint_every)
+        part = None if task.parts is None else task.parts.part(final=task.final)
+        self._run = SealedRun(task.place, plan, permit, task.secret, task.checkpoint_every, part)
         self._plan, self.kind = plan, place
         return plan
 
@@ -109,14 +119,45 @@ class Trial:
     def train(self, data: object) -> Records:
         """The records that this trial trains on: all of them, those not held out for scores, or a search's sample of them."""
         task = self._task
-        return as_records(data) if task.parts is None else task.parts.train(data, task.source.randomness, final=task.final)
+        if task.parts is None:
+            records = as_records(data)
+        else:
+            records = task.parts.train(self._whole(data), task.source.randomness, final=task.final)
+        self._given[TRAINED_ON] = records
+        return records
 
     def valid(self, data: object) -> Records:
         """The private records held out for scores, from the same data as `train`."""
         task = self._task
         if task.parts is None or not task.parts.held_out:
             raise Unsupported("validation records that were not held out", "search with score='held-out'")
-        return task.parts.valid(data, task.source.randomness)
+        records = task.parts.valid(self._whole(data), task.source.randomness)
+        self._given[HELD_OUT] = records
+        return records
+
+    @property
+    def _unit(self) -> Unit:
+        """Whose data the search protects: the same unit for all kinds of trials."""
+        return self._task.kinds[0].recipe.unit
+
+    def _whole(self, data: object) -> Records:
+        """The data to take a part of: always the same rows, one for each unit, so that a unit's coin is always its own."""
+        if isinstance(data, Owned | LazyRecords):
+            way_out = "give records in memory, grouped with dpfy.by_user(records, users, most) where a user owns several"
+            raise Unsupported("a part of records that are read when they are drawn", way_out)
+        records = as_records(data)
+        self._require_units("trial.train", records)
+        if self._rows not in (None, len(records)):
+            rule = "must be the same records, in the same order, in every call of trial.train and trial.valid"
+            raise InvalidInput("trial.train", "another number of records", rule)
+        self._rows = len(records)
+        return records
+
+    def _require_units(self, name: str, records: Records) -> None:
+        most = self._unit.most_records
+        if records.records_each != most:
+            rule = f"one {self._unit.name} owns up to {most}: group the records with dpfy.by_user(records, users, {most})"
+            raise InvalidInput(name, f"{records.records_each} records in a row", rule)
 
     def report(self, score: float) -> bool:
         """Tell how the trial does so far, on public records; whether it should be ended: then raise :class:`dpfy.tuning.trial.Pruned`."""
@@ -127,28 +168,68 @@ class Trial:
             )
         return self._task.prune(self._task.number, as_score(score))
 
-    def count(self, right: int) -> float:
-        """The score on private validation records: how many of them the model answers right, each of them at most once.
+    def count(self, right: int | Tensor) -> float:
+        """The score on private records: how many of them the model answers right, each of them at most once.
 
-        With noise and a bill where scores are released; as it is where the exponential mechanism will choose among them, and nobody else
-        sees them. Refused where the search has no bill for it.
+        `right` is their number, or a bool for each record. Where a unit owns several records it must be a bool for each place of the users
+        that `trial.valid` gave (`trial.train` with score="training"): ``model(users.flat[0]).argmax(1) == users.flat[1]``. A user then
+        counts once, with the share of their records that is right, in hundredths.
+
+        Guarantees: one unit adds between 0 and 1 to the score, which is what is billed. The score has noise where it is released, and is
+        exact where the exponential mechanism will choose among scores that nobody else sees. Refused where the search reserved nothing.
         """
         task, score = self._task, self._task.score
         if score is None:
             raise Unsupported(
                 "a score on private records that nothing is reserved for", "search with score='held-out' or score='training'"
             )
-        check.integer("right", right, least=0)
+        total, laid = self._total(right), points(self._unit)
         if task.final:  # it is selected already, and nothing pays for one more look
             return math.nan
         if self.counted is not None:
             raise InvalidInput("trial.count", "a second score", "a trial is scored once")
-        self.counted = float(right)
+        self.counted = float(total)
         if isinstance(score, events.DiscreteGaussian):
-            self.run.bind("score", str(right).encode())
-            total, permit = Bounded(right, Bound.scalar(1), self.plan.recipe.unit), task.source.permit(score, task.number, 1)
-            self.counted = float(DiscreteGaussian(score.sigma).release(total, permit, self.run.randomness).value)
+            if score.sensitivity != laid:
+                raise Unsupported("a score of users in a search that was reserved for single records", "start the search again")
+            self.run.bind("score", str(total).encode())
+            bounded, permit = Bounded(total, Bound.scalar(laid), self._unit), task.source.permit(score, task.number, 1)
+            noisy = DiscreteGaussian(score.sigma, laid).release(bounded, permit, self.run.randomness)
+            self.counted = float(noisy.value) / laid
         return self.counted
+
+    def _total(self, right: int | Tensor) -> int:
+        """The score in points, of which one unit adds at most `points` of them."""
+        scored = self._given.get(TRAINED_ON if self._task.parts is None or not self._task.parts.held_out else HELD_OUT)
+        if isinstance(right, Tensor):
+            if scored is not None:
+                self._require_units("trial.count", scored)
+            return _points(right, scored, points(self._unit))
+        if self._unit.most_records > 1:
+            rule = f"one {self._unit.name} owns several records and must count once: give one bool for each place, not a number"
+            raise InvalidInput("trial.count", "a number", rule)
+        found = check.integer("right", right, least=0)
+        if scored is not None and found > len(scored):
+            raise InvalidInput("trial.count", "a number", "must be at most the number of records that are scored")
+        return found
+
+
+def _bill(recipe: Recipe) -> tuple[object, ...]:
+    """What was reserved for a recipe: its event, and whose data that event is about."""
+    return recipe.event(1.0), recipe.unit, recipe.adjacency, recipe.draw
+
+
+def _points(right: Tensor, scored: Records | None, each: int) -> int:
+    """The sum over units of the share of their records that is right, each rounded to one of `each` points."""
+    real = torch.ones(0, 1, dtype=torch.bool)
+    if scored is not None:
+        grouped = isinstance(scored, UserRecords)
+        real = scored.tensors[-1].cpu() if grouped else torch.ones(len(scored), 1, dtype=torch.bool)
+    if right.dtype != torch.bool or right.numel() != real.numel():
+        rule = "must be one bool for each record that trial.valid gave (trial.train with score='training'): ask it for them first"
+        raise InvalidInput("trial.count", f"a tensor of {right.dtype}", rule)
+    hits, owned = (right.cpu().reshape(real.shape) & real).sum(1), real.sum(1).clamp(min=1)
+    return int(((2 * each * hits + owned) // (2 * owned)).sum())
 
 
 class Objective(Protocol):
@@ -296,8 +377,6 @@ def as_score(found: Any) -> float:
 @contextmanager
 def _seeded(secret: Randomness) -> Iterator[None]:
     """The generators that programs draw from begin alike whenever the trial is made; those of this process go on as they were."""
-    import torch
-
     seed = int.from_bytes(secret.key("generators", 0, 8), "little") >> 1
     kept, arrays = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []

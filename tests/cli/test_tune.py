@@ -236,3 +236,39 @@ def test_the_plan_prices_a_given_noise(capsys):
     prices = [row["epsilon"] for row in told["routes"]]
     assert told["cheapest"] == told["routes"][0]["route"]
     assert prices == sorted(prices)
+
+
+@pytest.mark.parametrize("score", ["held-out", "training"])
+def test_users_are_scored_and_held_out_whole(capsys, tmp_path, score):
+    """Forty users with six records: the model, the choice and the scores protect a user."""
+    rows = [f"p{k % 40:02d},{20 + k % 60},{('no', 'yes')[k % 60 > 30]}" for k in range(240)]
+    (tmp_path / "people.csv").write_text("\n".join(["person,age,answer", *rows]) + "\n")
+    (tmp_path / "test.csv").write_text("\n".join(["person,age,answer", *(row.replace("p", "q") for row in rows[:60])]) + "\n")
+    (tmp_path / "schema.toml").write_text(
+        '[columns.person]\nignore = true\n[columns.age]\nkind = "number"\nrange = [18, 90]\n'
+        '[columns.answer]\nkind = "label"\nclasses = ["no", "yes"]\n'
+    )
+    data = [
+        "--data",
+        "csv",
+        "--set",
+        f"data.path={tmp_path / 'people.csv'}",
+        "--set",
+        f"data.schema={tmp_path / 'schema.toml'}",
+        "--set",
+        "data.user=person",
+    ]
+    data += ["--set", f"data.test_path={tmp_path / 'test.csv'}", "--set", "data.most_records=6", "--set", "privacy.records=40"]
+    options = ["--epsilon", "3", "--delta", "1e-4", "--model", "linear", "--set", "training.batch_size=10", "--set"]
+    options += ["training.steps=3", "--over", "training.learning_rate=0.1..1", "--route", "composition", "--trials", "2"]
+    options += ["--score", score, "--set", "tune.held_out=0.4"]
+    command = ["tune", *data, *options, "--insecure-seed", "5"]
+    assert "data.pick = first" in refused(capsys, *command, "--out", tmp_path / "random")
+    status, out, err = call(capsys, *command, "--set", "data.pick=first", "--out", tmp_path / "run", "--json")
+    assert status == 0, err
+    told = json.loads(out)
+    assert told["epsilon"] <= 3
+    assert "user" in told["unit"]
+    claim = json.loads((tmp_path / "run" / "search.json").read_text())
+    assert claim["score"]["sensitivity"] == 100  # a user's share of right answers, in hundredths
+    assert call(capsys, "verify", tmp_path / "run", "--json")[0] == 0

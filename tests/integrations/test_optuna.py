@@ -218,3 +218,25 @@ def test_killed_it_is_resumed_with_the_settings_that_its_noise_met(tmp_path, rou
         complete = [t.params for t in study.trials if t.state.name == "COMPLETE"]
         assert sorted(map(repr, complete)) == sorted(map(repr, ({**before, **again}).values()))
         assert study.best_params == found.settings
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_study_over_users_counts_each_user_once(tmp_path, whole):
+    unit = dpfy.Unit("user", 10)
+    users = dpfy.by_user((toy.X, toy.Y), torch.arange(toy.RECORDS) // 10, 10)
+    recipe = dpfy.dpsgd(toy.RECORDS // 10, 10, steps=2, unit=unit)
+
+    def scored(trial):
+        rate = trial.suggest_float("rate", 0.05, 5, log=True)
+        net = torch.nn.Linear(toy.FEATURES, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+        dpfy.fit(net, trial.train(users), plan=trial.planned(recipe), optimizer=optimizer, run=trial.run)
+        right = net(users.flat[0]).argmax(1) == users.flat[1]
+        return trial.count(right if whole else int(right.sum()))
+
+    asked = {"recipes": [recipe], "terms": toy.terms(records=30, route="composition", trials=2, score="training")}
+    if whole:
+        assert optimize(studied(), scored, **asked, run=tmp_path / "run").card["guarantee"]["epsilon"] <= 4.0
+    else:
+        with pytest.raises(TrialFailed, match="must count once"):
+            optimize(studied(), scored, **asked, run=tmp_path / "run")
