@@ -16,14 +16,14 @@ from dpfy.core.errors import Corrupt, DpfyError, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.report import card as cards
-from dpfy.report import figures, first, forecast, uses
+from dpfy.report import figures, first, forecast, prose, uses
 
 TOLERANCE = 1e-6
 APART = 1.05
 TIGHT = ("tight", "pld")
 PROSE = {"statement", "words", "meaning", "why", "sentences", "theorem", "assumed", "done", "released", "command", "absent", "warnings",
          "protection_words", "sampling_words", "trusted"}  # fmt: skip
-"""Wording may change from version to version, numbers may not."""
+"""Wording may change from version to version, numbers may not: of another version, the numbers in these are compared."""
 
 
 def same_version(card: dict[str, Any]) -> bool:
@@ -87,13 +87,58 @@ def _only(due: Any, like: Any) -> Any:
 
 
 def differences(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
-    """One line for each field of the card that is not what it should be."""
+    """One line for each field of the card that is not what it should be; for sentences of another version, whose numbers are not."""
     exact, stated = same_version(card), first.raised(card)
     lines = []
-    for place, said, due in _leaves({k: stated.get(k) for k in claims}, _facing(claims, stated), ()):
-        if (exact or not PROSE & set(place)) and not _same(said, due):
-            lines.append(f"privacy.json {'.'.join(place)} says {_short(said)}, the ledger gives {_short(due)}")
+    for place, said, due in _compared(stated, claims):
+        at = f"privacy.json {'.'.join(place)}"
+        if exact or not PROSE & set(place):
+            if not _same(said, due):
+                lines.append(f"{at} says {_short(said)}, the ledger gives {_short(due)}")
+        elif wrong := _misworded(said, due):
+            lines.append(f"{at} says {wrong}")
     return lines
+
+
+def reworded(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
+    """The places of sentences that this version words otherwise, and that state the same numbers."""
+    found = _compared(first.raised(card), claims)
+    return [".".join(place) for place, said, due in found if PROSE & set(place) and not _same(said, due)]
+
+
+def _compared(stated: dict[str, Any], claims: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    return _leaves({key: stated.get(key) for key in claims}, _facing(claims, stated), ())
+
+
+def _misworded(said: Any, due: Any) -> str | None:
+    """What is wrong with a sentence of another version: a number in it, or that a sentence is not there."""
+    if isinstance(said, str) and isinstance(due, str) and due is not MISSING and said is not MISSING:
+        return prose.contradiction(said, due)
+    lists = isinstance(said, (list, tuple)) and isinstance(due, (list, tuple))
+    if lists and len(said) >= len(due):
+        return prose.contradiction(" ".join(map(str, said)), " ".join(map(str, due)))
+    return None if _same(said, due) else f"{_short(said)}, the ledger gives {_short(due)}"
+
+
+def told(card: dict[str, Any], claims: dict[str, Any]) -> dict[str, Any]:
+    """What the card states and the ledger does not give: facts that only the run knew."""
+    stated = first.raised(card)
+    alone: dict[str, Any] = {key: value for key, value in stated.items() if key not in claims and key not in ("digest", "files")}
+    for part, due in zip(stated["sections"], claims["sections"], strict=False):
+        alone |= {f"{part['name']} {key}": value for key, value in part.items() if key not in due}
+    return alone
+
+
+def known(claims: dict[str, Any]) -> prose.Known:
+    """The figures that the ledger gives. Points of the curve are no epsilon of the run."""
+    formal = {key: value for key, value in claims["formal"].items() if key != "curve"}
+    return prose.Known.of(claims | {"formal": formal})
+
+
+def invented(facts: dict[str, Any], figures: prose.Known) -> list[str]:
+    """One line for each of these facts that states an epsilon or a delta which the ledger does not give."""
+    found = [(place, prose.claim_in(place, value, figures)) for place, value in prose.facts(facts)]
+    return [f"{place} states {wrong}, which the ledger does not give" for place, wrong in found if wrong]
 
 
 def _facing(claims: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +167,13 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, bool) or isinstance(b, bool) or not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
         return bool(a == b)
     return a == b or math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-15)
+
+
+def same_number(said: Any, due: float) -> bool:
+    """Whether a number that is stated is the one that is due."""
+    if said == "infinity":
+        return math.isinf(due)
+    return isinstance(said, (int, float)) and _same(said, due)
 
 
 def _short(value: Any) -> str:

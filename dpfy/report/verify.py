@@ -1,7 +1,7 @@
 """Verification from outside: derive every claim of a card again from the ledger, ask a second accountant, and check every hash.
 
-What holds is that the files of a run agree with each other and with the ledger's chain. Who wrote them is another question: see
-`signature`, and docs/card.md for what each level proves.
+What holds is that the files of a run agree with each other and with the ledger's chain. Who wrote them is another question, which a
+published head of the ledger or a signature answers: see `levels`, and docs/card.md for what each level proves.
 """
 
 from __future__ import annotations
@@ -9,40 +9,80 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import reading
+from dpfy.core import chain, reading
 from dpfy.core.claim import Claim, Reserved, differences
 from dpfy.core.codec import digest
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
 from dpfy.report import card as cards
-from dpfy.report import first, html, markdown, recompute, schema, signature
+from dpfy.report import first, html, levels, markdown, outside, prose, recompute, schema, signature
+from dpfy.report.levels import COMPLETION, NOTHING, Level
 from dpfy.report.signature import Signed
+from dpfy.report.words import is_absent
 
 LEDGER = "ledger.jsonl"
 PAGES = (html.NAME, markdown.NAME)
 MODEL = "model.safetensors"
+OUTSIDE, MARK = "files that nothing names", "end of the ledger"
+
+
+OK, FAILED, NOT_CHECKED, NONE = "ok", "FAILED", "not checked", "none"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: what was looked at, whether it held, and in words why not."""
+    """One check: what was looked at, whether it held, and in words why not.
+
+    `found` is "ok" where something was checked, "not checked" where it cannot be, and "none" where there is nothing to check.
+    """
 
     what: str
     holds: bool
     detail: str
+    found: str = OK
+
+    @property
+    def status(self) -> str:
+        """ok, FAILED, not checked or none."""
+        return self.found if self.holds else FAILED
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All findings on a run, a card or a ledger, and the level they reach: who could still have forged it."""
+
+    findings: list[Finding]
+    level: Level
+
+    @property
+    def holds(self) -> bool:
+        """Whether every check held."""
+        return all(finding.holds for finding in self.findings)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A card with the ledger to hold it against; `folder` is None for a card by itself."""
+    """A card with the ledger to hold it against; `folder` is None for a card by itself. `level` is what fixes the lines of the ledger."""
 
     folder: Path | None
     card: dict[str, Any]
     ledger: Ledger
+    level: Level = NOTHING
+
+    @cached_property
+    def derived(self) -> dict[str, Any]:
+        """Every field that the ledger gives, as this version states it."""
+        return recompute.derived(self.ledger, self.card)
+
+    @cached_property
+    def known(self) -> prose.Known:
+        """The figures that the ledger gives."""
+        return recompute.known(self.derived)
 
     @property
     def view(self) -> dict[str, Any]:
@@ -72,21 +112,47 @@ class Evidence:
         return [name for name, sha in hashes.items() if not self.file(name).is_file() or sha256_of(self.file(name)) != sha]
 
 
-Check = Callable[[Evidence], tuple[bool, str]]
+Outcome = tuple[bool, str] | tuple[bool, str, str]
+Check = Callable[[Evidence], Outcome]
 
 
 def verify(
     run: Path | str, *, keys: Sequence[Path | str] = (), head: str | None = None, ledger: Path | str | None = None
 ) -> list[Finding]:
-    """All checks on a finished run folder, on a card file or on a ledger by itself, each with its outcome. Verified if every one holds.
+    """The findings of :func:`judge`. Verified if every one holds; the level says what that is worth."""
+    return judge(run, keys=keys, head=head, ledger=ledger).findings
+
+
+def judge(
+    run: Path | str,
+    *,
+    keys: Sequence[Path | str] = (),
+    head: str | None = None,
+    ledger: Path | str | None = None,
+    require: str | None = None,
+) -> Verdict:
+    """All checks on a finished run folder, on a card file or on a ledger by itself, each with its outcome, and the level reached.
 
     `keys` are public keys: each must have signed the run, or the published head. `head` is a head of the ledger that was published
-    while the run lasted (64 hexadecimal digits, or the file that ``dpfy sign --head`` wrote): the ledger must extend it. `ledger` is
-    that of the data set: the run must be billed there too.
+    while the run lasted or at its end (64 hexadecimal digits, or the file that ``dpfy sign --head`` wrote): the ledger must extend it.
+    `ledger` is that of the data set: the run must be billed there too. `require` is a level (start, completion, signature): a lower one
+    is a check that fails, and so is a file in the folder that the level does not cover.
 
     Guarantees: one changed byte of any file of the run makes a check fail that names the file; a number of the card that the ledger
-    does not give makes a check fail that names the field. Damage of any kind is a check that fails, not an exception.
+    does not give makes a check fail that names the field, and so does a sentence that states one. Damage of any kind is a check that
+    fails, not an exception. What cannot be checked is a finding that says so, and names it.
     """
+    verdict = _judged(run, keys, head, ledger)
+    if require is None:
+        return verdict
+    reached = verdict.level.reaches(require)
+    wanted = Finding("level required", reached, f"{levels.named(require).words}; reached: {verdict.level.words}")
+    open_files = next((f for f in verdict.findings if f.what == OUTSIDE and f.found == NOT_CHECKED), None)
+    more = [] if open_files is None else [Finding("every file is covered", False, open_files.detail)]
+    return Verdict([*verdict.findings, wanted, *more], verdict.level)
+
+
+def _judged(run: Path | str, keys: Sequence[Path | str], head: str | None, ledger: Path | str | None) -> Verdict:
     run, ledger = Path(run), None if ledger is None else Path(ledger)
     published = signature.published(head) if head is not None else None
     signers = {Path(file).name: signature.public(Path(file)) for file in keys}
@@ -96,45 +162,73 @@ def verify(
         if keys or head or ledger:
             rule = "a card by itself has no signature and no ledger: give the run folder"
             raise InvalidInput("--key" if keys else "--head" if head else "--ledger", str(run), rule)
-        return _verify_card(run)
+        return Verdict(_verify_card(run), NOTHING)
     if not run.is_dir():
         raise InvalidInput("run", str(run), "is not a folder, nor a card")
     if not (run / cards.NAME).is_file():
         if (run / LEDGER).is_file() or (run / "plan.json").is_file():
-            return [Finding(cards.NAME, False, "is missing: the run is unfinished; resume it with dpfy train --resume")]
+            unfinished = "is missing: the run is unfinished; resume it with dpfy train --resume"
+            return Verdict([Finding(cards.NAME, False, unfinished)], NOTHING)
         raise InvalidInput("run", str(run), "holds no dpfy run")
     findings: list[Finding] = []
     read = _read(run, findings)
-    if read is not None:
-        findings += [_run(what, test, read) for what, test in CHECKS.items()]
-        if ledger is not None:
-            findings.append(_guarded("billed in the ledger of the data set", lambda: _billed(read, ledger)))
-        findings += _witnesses(read.ledger, lambda: signature.of_run(run), signers, published)
-    return findings
+    if read is None:
+        return Verdict(findings, NOTHING)
+    witnesses, signed = _witnesses(read.ledger, lambda: signature.of_run(run), signers, published)
+    read = replace(
+        read, level=levels.of_run(read.ledger, published, by_key=signed) if all(w.holds for w in witnesses) else NOTHING
+    )
+    findings += [_run(what, test, read) for what, test in CHECKS.items()]
+    if ledger is not None:
+        findings.append(_guarded("billed in the ledger of the data set", lambda: _billed(read, ledger)))
+    return Verdict(findings + witnesses, read.level)
 
 
-def _verify_ledger(file: Path, signers: dict[str, str], published: Signed | None) -> list[Finding]:
+def _verify_ledger(file: Path, signers: dict[str, str], published: Signed | None) -> Verdict:
     """A ledger by itself: every line, every rule, and that it extends what was published."""
     try:
         ledger = Ledger.read(file)
     except Corrupt as problem:
-        return [Finding(file.name, False, problem.problem)]
-    return [
+        return Verdict([Finding(file.name, False, problem.problem)], NOTHING)
+    findings = [
         Finding(file.name, True, f"is whole; its head is {ledger.head}"),
-        *_witnesses(ledger, lambda: None, signers, published),
+        _guarded(MARK, lambda: _mark(file, ledger)),
+        *_witnesses(ledger, lambda: None, signers, published)[0],
     ]
+    level = levels.of_ledger(ledger, published) if all(f.holds for f in findings) else NOTHING
+    return Verdict(findings, level)
+
+
+def _mark(file: Path, ledger: Ledger) -> Outcome:
+    """The file that says where the ledger ends is there, and always was."""
+    name = f"{file.name}.head"
+    if not chain.marked(file):
+        return True, f"{name} is missing: lines at the end of the ledger may have been removed", NOT_CHECKED
+    if lines := ledger.recovered:
+        said = ", ".join(str(n) for n in lines)
+        return True, f"{name} was lost and written again on somebody's word, after line {said}", NOT_CHECKED
+    return True, f"{name} says where the ledger ends"
 
 
 def _witnesses(
     ledger: Ledger, signed: Callable[[], Signed | None], signers: dict[str, str], published: Signed | None
-) -> list[Finding]:
-    """What others have signed or published about the run."""
+) -> tuple[list[Finding], bool]:
+    """What others have signed or published about the run, and whether one of the keys given signed the run itself."""
     found = []
     if published is not None:
         wrong = None if ledger.extends(published.head) else "the ledger does not extend the published head: lines were exchanged"
         found.append(Finding("ledger extends the published head", *_outcome(wrong)))
-    what = "signed by the keys given" if signers else signature.CHECK
-    return [*found, _guarded(what, lambda: signature.judged(signed(), published, signers))]
+    held: list[Signed | None] = []
+
+    def judged() -> Outcome:
+        held.append(signed())
+        holds, detail = signature.judged(held[0], published, signers)
+        nobody = held[0] is None and (published is None or not published.signatures)
+        return (holds, detail) if signers or not holds else (holds, detail, NONE if nobody else NOT_CHECKED)
+
+    found.append(_guarded("signed by the keys given" if signers else signature.CHECK, judged))
+    mine = held[0].signatures if held and held[0] is not None else {}
+    return found, found[-1].holds and any(key in mine for key in signers.values())
 
 
 def _verify_card(file: Path) -> list[Finding]:
@@ -147,7 +241,7 @@ def _verify_card(file: Path) -> list[Finding]:
     findings = [Finding(file.name, True, "is whole")]
     findings += [_run(what, test, read) for what, test in CARD_CHECKS.items()]
     left = "ledger, model, configuration, metrics and erased secrets: verify the run folder for these"
-    return [*findings, Finding("not checked from a card alone", True, left)]
+    return [*findings, Finding("not checked from a card alone", True, left, NOT_CHECKED)]
 
 
 def _read(folder: Path, findings: list[Finding]) -> Evidence | None:
@@ -190,15 +284,14 @@ def _run(what: str, test: Check, evidence: Evidence) -> Finding:
     return _guarded(what, lambda: test(evidence))
 
 
-def _guarded(what: str, test: Callable[[], tuple[bool, str]]) -> Finding:
+def _guarded(what: str, test: Callable[[], Outcome]) -> Finding:
     """The outcome of a check. Files are hostile: whatever goes wrong in reading them is a check that failed."""
     try:
-        holds, detail = test()
+        return Finding(what, *test())
     except DpfyError as error:
-        holds, detail = False, str(error)
+        return Finding(what, False, str(error))
     except Exception as error:
-        holds, detail = False, f"cannot be checked: {type(error).__name__}: {error}"
-    return Finding(what, holds, detail)
+        return Finding(what, False, f"cannot be checked: {type(error).__name__}: {error}")
 
 
 def _outcome(problem: str | None, good: str = "holds") -> tuple[bool, str]:
@@ -236,11 +329,14 @@ def _models(claim: Claim) -> list[str]:
     return [name for name in claim.artefacts if name == MODEL]
 
 
-def _model(e: Evidence) -> tuple[bool, str]:
+def _model(e: Evidence) -> Outcome:
     if not any(_models(reserved.claim) for reserved in e.reserved.values()):
-        return True, "this run releases no model"
-    same = e.finish["files"].get(MODEL) == sha256_of(e.file(MODEL))
-    return _outcome(None if same else f"{MODEL} is not the model the ledger says this run released")
+        return True, "this run releases no model", NONE
+    if e.finish["files"].get(MODEL) != sha256_of(e.file(MODEL)):
+        return False, f"{MODEL} is not the model the ledger says this run released"
+    if e.level.index < COMPLETION.index:
+        return True, f"{MODEL} fits the last line of {LEDGER}, which nobody outside has witnessed", NOT_CHECKED
+    return True, f"{MODEL} is the one of {e.level.words}"
 
 
 def _claim(e: Evidence) -> tuple[bool, str]:
@@ -300,37 +396,92 @@ def _billed(e: Evidence, file: Path) -> tuple[bool, str]:
     return True, f"{file.name}, entry {', '.join(entries)}"
 
 
-def _claims(e: Evidence) -> tuple[bool, str]:
+def _claims(e: Evidence) -> Outcome:
     """Every derived field of the card is what its accountant derives now from the ledger."""
-    derived = recompute.derived(e.ledger, e.card)
-    if e.folder is None:
-        derived.pop("ledger")
+    derived = {key: value for key, value in e.derived.items() if e.folder is not None or key != "ledger"}
     found = recompute.differences(e.card, derived)
-    return _outcome("; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "") if found else None)
+    return _outcome(_some(found) if found else None)
 
 
-def _independent(e: Evidence) -> tuple[bool, str]:
+def _some(lines: list[str]) -> str:
+    return "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")
+
+
+def _wording(e: Evidence) -> Outcome:
+    """Sentences of another version of dpfy: their numbers were compared, their words cannot be."""
+    version = e.card["provenance"]["dpfy"]
+    if recompute.same_version(e.card):
+        return True, "every sentence is the one that this version writes"
+    changed = recompute.reworded(e.card, e.derived)
+    if not changed:
+        return True, f"made by version {version}; every sentence is the one that this version writes too"
+    said = f"wording not compared (made by version {version}): {_some(changed)}; from the ledger this version writes: "
+    return True, said + e.derived["statement"], NOT_CHECKED
+
+
+def _told(e: Evidence) -> Outcome:
+    """What only the run knew is the publisher's word, and must not state a privacy figure that the ledger does not give."""
+    facts = recompute.told(e.card, e.derived)
+    wrong = recompute.invented(facts, e.known)
+    if wrong:
+        return False, f"{cards.NAME}: {_some(wrong)}"
+    told = [key for key, value in facts.items() if not is_absent(value)]
+    files = [name for name in ("metrics.jsonl", cards.CONFIG) if e.folder is not None and e.file(name).is_file()]
+    return True, f"stated by the run alone: {', '.join([*sorted(told), *files])}", NOT_CHECKED
+
+
+def _curve_of_run(e: Evidence) -> Outcome:
+    """The epsilons that metrics.jsonl states for the steps of training are those of the plan."""
+    rows = html.extras(e.file(""))["metrics"]
+    stated = [(row.get("step"), row["epsilon"]) for row in rows if "epsilon" in row]
+    plans = [plan for reserved in e.reserved.values() if (plan := getattr(reserved.claim, "plan", None)) is not None]
+    if not stated:
+        return True, "metrics.jsonl states no epsilon", NONE
+    if len(plans) != 1:
+        return False, "metrics.jsonl states epsilons, and the ledger reserves no training that they could be about"
+    for step, said in stated:
+        if not recompute.same_number(said, plans[0].epsilon_after(step)):
+            return (
+                False,
+                f"metrics.jsonl says epsilon {said} after step {step}, the plan gives {plans[0].epsilon_after(step):.6g}",
+            )
+    return True, f"{len(stated)} epsilons in metrics.jsonl are those of the plan"
+
+
+def _independent(e: Evidence) -> Outcome:
     """A second accountant, with other code and another theory, does not contradict the first."""
     problem, seen = recompute.second_opinion(e.ledger, e.view)
-    return _outcome(problem, seen)
+    return (False, problem) if problem else (True, seen, OK if seen.startswith("dp-accounting") else NOT_CHECKED)
 
 
-def _reports(e: Evidence) -> tuple[bool, str]:
-    """Each page is, byte for byte, the one that this version of dpfy writes from card and audit; or, for a run of another version,
-    the one that the run wrote."""
+def _reports(e: Evidence) -> Outcome:
+    """Each page is, byte for byte, the one that this version of dpfy writes from card and audit. A page of another version is held to
+    its numbers, and to the hash that the end of the run states."""
     missing = [name for name in PAGES if not e.file(name).is_file()]
-    there = [name for name in PAGES if name not in missing]
+    extra = html.extras(e.file(""))
+    written = {
+        html.NAME: [html.render(e.card, part) for part in _since(extra)],
+        markdown.NAME: [markdown.render(e.card, part["audit"]) for part in _since(extra)],
+    }
     ours = recompute.same_version(e.card) and not first.is_first(e.card)
-    changed = there if ours else e.differ({name: e.finish["files"].get(name, "") for name in there})
-    if changed:
-        extra = html.extras(e.file(""))
-        written = {
-            html.NAME: {html.render(e.card, part).encode() for part in _since(extra)},
-            markdown.NAME: {markdown.render(e.card, part["audit"]).encode() for part in _since(extra)},
-        }
-        changed = [name for name in changed if reading.content(name, e.file(name)) not in written[name]]
-    if changed:
-        return False, f"{', '.join(changed)} is not the page of this card: it was edited (dpfy report writes it again)"
+    foreign = []
+    for name in PAGES:
+        if name in missing or (content := reading.content(name, e.file(name))) in [page.encode() for page in written[name]]:
+            continue
+        if ours or hashlib.sha256(content).hexdigest() != e.finish["files"].get(name, ""):
+            return False, f"{name} is not the page of this card: it was edited (dpfy report writes it again)"
+        if wrong := outside.strange_numbers(name, content, e.card, e.known, written[name][-1]):
+            return False, f"{name} is not the page of this card: it states {wrong} (dpfy report writes it again)"
+        foreign.append(name)
+    if foreign:
+        version = e.card["provenance"]["dpfy"]
+        return (
+            True,
+            f"wording of {', '.join(foreign)} not compared (made by version {version}; dpfy report writes it again)",
+            NOT_CHECKED,
+        )
+    if len(missing) == len(PAGES):
+        return True, f"{', '.join(missing)} are not there; dpfy report writes them", NONE
     return True, f"{', '.join(missing)} is not there; dpfy report writes it" if missing else "holds"
 
 
@@ -339,17 +490,23 @@ def _since(extra: dict[str, Any]) -> list[dict[str, Any]]:
     return [extra, extra | {"audit": None}]
 
 
-def _derived(e: Evidence) -> tuple[bool, str]:
-    """Every file that was made from the released ones is the one that the ledger names."""
+def _derived(e: Evidence) -> Outcome:
+    """Every file that was made from the released ones is the one that the ledger names. What went into it, its author alone knows."""
     held = e.ledger.book.derived
     wrong = e.differ({name: str(body["sha256"]) for name, body in held.items()})
     if wrong:
         return False, f"{', '.join(wrong)} is not what the ledger says was derived from this run: changed, exchanged or removed"
-    return True, ", ".join(f"{name} from {', '.join(body['of'])}" for name, body in held.items()) or "nothing was derived"
+    words = {name: {"how": body["how"], "public": body["public"]} for name, body in held.items()}
+    if invented := recompute.invented(words, e.known):
+        return False, f"{LEDGER}: {_some(invented)}"
+    if not held:
+        return True, "nothing was derived", NONE
+    rows = ", ".join(f"{name} from {', '.join(body['of'])}" for name, body in held.items())
+    return True, f"derived by the user's statement: {rows}; whether private data went in cannot be seen", NOT_CHECKED
 
 
-def _audit(e: Evidence) -> tuple[bool, str]:
-    """The audit in the folder is the one that was attached to the ledger, and it does not contradict the claim."""
+def _audit(e: Evidence) -> Outcome:
+    """The audit in the folder is the one that was attached to the ledger, fits its own figures, and does not contradict the claim."""
     known = e.ledger.book.attached | {name: sha for name, sha in e.finish["files"].items() if name in cards.AUDIT_FILES}
     stray = [name for name in cards.AUDIT_FILES if name not in known and e.file(name).exists()]
     if names := e.differ(known) + stray:
@@ -357,10 +514,25 @@ def _audit(e: Evidence) -> tuple[bool, str]:
             False,
             f"{', '.join(names)} is not what the ledger says was attached to this run: changed, exchanged, added or removed",
         )
+    if not known:
+        return True, "no audit is attached", NONE
     audit = html.extras(e.file(""))["audit"]
-    if audit is None:
-        return True, "there is no audit.json"
-    return _outcome(html.contradiction(e.card, audit), f"audit.json: epsilon is at least {audit['epsilon_lower']}")
+    if audit is not None and (wrong := html.contradiction(e.card, audit) or outside.audit_problem(audit)):
+        return False, wrong
+    figure = "" if audit is None else f"audit.json: epsilon is at least {audit['epsilon_lower']}; "
+    return True, f"{figure}{', '.join(sorted(known))}: attached by the publisher, figures not measured again", NOT_CHECKED
+
+
+def _outside(e: Evidence) -> Outcome:
+    """No file lies in the folder that neither claim nor ledger names, but for texts and pictures, which are named here."""
+    book = e.ledger.book
+    named = {*e.finish["files"], *book.attached, *book.derived, LEDGER, f"{LEDGER}.head", cards.NAME, signature.NAME, *PAGES}
+    refused, open_ = outside.unnamed(e.file(""), named)
+    if refused:
+        return False, f"{', '.join(refused)}: named by no claim and not in the ledger; remove it, or add it (dpfy derive)"
+    if open_:
+        return True, f"not covered by anything above: {', '.join(open_)}", NOT_CHECKED
+    return True, "every file in the folder is named by the ledger"
 
 
 def _secrets(e: Evidence) -> tuple[bool, str]:
@@ -370,6 +542,8 @@ def _secrets(e: Evidence) -> tuple[bool, str]:
 CARD_CHECKS: dict[str, Check] = {
     "plan matches the accesses stated": _claim,
     "every number follows from plan and accesses": _claims,
+    "wording": _wording,
+    "facts of the run": _told,
     "second accountant agrees": _independent,
 }
 
@@ -379,9 +553,14 @@ CHECKS: dict[str, Check] = {
     "model is the one the ledger released": _model,
     "card and plan state what the ledger reserves": _claim,
     "every number recomputed from the ledger": _claims,
+    "wording": _wording,
+    "facts of the run": _told,
+    "epsilon of every step": _curve_of_run,
     "second accountant agrees": _independent,
     "pages say what the card says": _reports,
     "audit is the one attached and does not contradict": _audit,
     "derived files are those the ledger names": _derived,
+    OUTSIDE: _outside,
+    MARK: lambda e: _mark(e.file(LEDGER), e.ledger),
     "secrets are erased": _secrets,
 }

@@ -19,6 +19,7 @@ from dpfy.report.verify import verify
 
 sys.path.insert(0, str(Path(__file__).parent))
 import forge
+import forgeries
 
 
 def make_run(path, noise=2.0, batch=20):
@@ -151,10 +152,11 @@ def test_an_edited_page_is_found_and_a_missing_one_is_not_held_against_the_run(r
 
 
 def test_a_card_of_another_version_is_held_to_its_numbers_not_its_words(run):
-    """Wording may change from version to version."""
-    edit(run, ("provenance", "dpfy"), "0.0.1", chain=True)
-    edit(run, ("tier", "why"), "In other words.", chain=True)
+    """Wording may change from version to version, the numbers in a sentence may not."""
+    forgeries.edited((("tier", "why"), lambda text: f"In other words: {text}"), version="0.0.1")(run)
     assert failed(run) == []
+    edit(run, ("tier", "why"), "In other words.", chain=True)
+    assert any("tier.why" in f.detail for f in failed(run))
     edit(run, ("formal", "training", "epsilon"), 0.25, chain=True)
     assert any("formal.training.epsilon" in f.detail for f in failed(run))
 
