@@ -35,7 +35,8 @@ REPOSITORY = (".git", ".hg", ".svn", "__pycache__")
 
 def unnamed(folder: Path, named: set[str]) -> tuple[list[str], list[str]]:
     """Files that nothing names: those that could be a model or data, and are refused; and texts and pictures, to be listed."""
-    refused, listed = [], []
+    refused: list[str] = []
+    listed: list[str] = []
     for place in sorted(folder.iterdir()):
         if place.name in named or place.name == "checkpoint":  # what is left of secrets is another check
             continue

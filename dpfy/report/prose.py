@@ -37,7 +37,8 @@ PAIR = re.compile(rf"\(\s*(?:[a-zεϵ]+\s*=\s*)?({PLAIN})\s*[,;]\s*(?:[a-zδ]+\s
 BEFORE_PAIR = re.compile(r"(?:epsilon|delta|[εϵδ]|guarantee|privacy|budget)[^.()]{0,30}$", re.IGNORECASE)
 AFTER_PAIR = re.compile(r"^\W{0,3}(?:dp\b|differential|private\b)", re.IGNORECASE)
 LINK = r"(?:[^\w\n|]|\b(?:is|of|at|least|most|about|only|below|under|to|be|was|by|than|less|equals?)\b){0,6}"
-EPSILON = re.compile(rf"(?:epsilon|[εϵ]){LINK}({PLAIN})", re.IGNORECASE)
+EPSILON = re.compile(rf"(?:\beps(?:ilon)?\b|epsilon|[εϵ]){LINK}({PLAIN})", re.IGNORECASE)
+PURE = re.compile(rf"({PLAIN})[\s-]*(?:dp\b|differential)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,12 @@ class Known:
                 first, second = map(_plain, pair.groups())
                 if not (_among(first, self.epsilons) and _among(second, self.deltas)):
                     found.append(pair.group())
-        return found + [f"epsilon {e}" for e in EPSILON.findall(plain) if not _among(_plain(e), self.epsilons)]
+        named = [*EPSILON.findall(plain), *PURE.findall(plain)]
+        return found + [f"epsilon {e}" for e in named if not _among(_plain(e), self.epsilons)]
+
+
+CHOSEN = {"settings", "trials", "search"}
+"""Facts of a search: a setting of a trial may be called epsilon."""
 
 
 def claim_in(place: str, value: Any, known: Known) -> str | None:
@@ -157,10 +163,12 @@ def claim_in(place: str, value: Any, known: Known) -> str | None:
     the kind."""
     if isinstance(value, str):
         return next(iter(known.misnamed(value)), None)
-    kinds = {"epsilon": known.epsilons, "eps": known.epsilons, "delta": known.deltas, "rho": known.all, "mu": known.all}
-    if _is_number(value) and (kind := kinds.get(place.rpartition(".")[2])) is not None:
-        return None if _among(_figure(value), kind) else repr(value)
-    return None
+    *above, key = place.split(".")
+    if not _is_number(value) or CHOSEN & set(place.replace(".", " ").split()):
+        return None
+    kinds = {"epsilon": known.epsilons, "delta": known.deltas, "rho": known.all, "mu": known.all}
+    kind = kinds.get(key, known.epsilons if above and "epsilon" in key.lower() else None)
+    return None if kind is None or _among(_figure(value), kind) else repr(value)
 
 
 def facts(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -335,6 +335,10 @@ FORGERIES: dict[str, tuple[Attack, str, str, str, str]] = {
     "optimizer": (edited(((*S, "optimizer", "learning_rate"), 7.5)), STATED, STATED, REFUSED, REFUSED),
     "an epsilon among the optimizer's settings": (edited(((*S, "optimizer", "privacy"), FALSE)), *[REFUSED] * 4),
     "an epsilon among the utility": (edited(((*S, "utility", "epsilon"), 0.01)), *[REFUSED] * 4),
+    "an epsilon among the utility under another name": (edited(((*S, "utility", "privacy_epsilon"), 0.01)), *[REFUSED] * 4),
+    "an epsilon without a bracket": (edited((("provenance", "note"), "0.01-DP for everybody")), *[REFUSED] * 4),
+    "an epsilon in short": (edited((("provenance", "note"), "budget: eps=.01")), *[REFUSED] * 4),
+    "an epsilon in Greek": (edited((("provenance", "note"), "\u03b5 \u2264 0.01")), *[REFUSED] * 4),
     "an epsilon in the provenance": (edited((("provenance", "note"), f"the run is {FALSE}")), *[REFUSED] * 4),
     "an epsilon in a field of its own": (edited(((*S, "summary"), "epsilon = 0.01 after all")), *[REFUSED] * 4),
     "an epsilon in the public data": (
