@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
     from dpfy.training.normalise import private_batchnorm
+    from dpfy.training.per_record import per_record
     from dpfy.training.plateau import Plateau
     from dpfy.training.predict import predict
     from dpfy.training.run import Run, RunFolder
@@ -61,6 +62,7 @@ _HOME = {
     "lazy": "dpfy.data.given",
     "by_user": "dpfy.data.users",
     "Users": "dpfy.data.owners",
+    "per_record": "dpfy.training.per_record",
     "per_user": "dpfy.gradients.engines.per_user",
     "per_view": "dpfy.gradients.engines.per_user",
     "Adjacency": "dpfy.core.unit",
@@ -151,6 +153,7 @@ __all__ = [
     "inspect",
     "lazy",
     "load",
+    "per_record",
     "per_user",
     "per_view",
     "predict",

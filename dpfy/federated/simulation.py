@@ -81,6 +81,8 @@ def fit(
         raise InvalidInput("plan unit", plan.recipe.unit.name, rule)
     aim = Objective(loss, None, objective)
     aim.check("clients", clients)
+    if aim.record is not None:
+        raise Unsupported("a loss for one record in federated training", "give a loss of (outputs, targets), or objective=")
     if (use := evaluation.check_use(test, test_is, None)) == BILLED:
         raise Unsupported("a billed evaluation where the unit is a client", 'use test_is="public" or "withheld"')
     if (done := finished(model, run, plan)) is not None:

@@ -31,6 +31,7 @@ from dpfy.training.load import Released
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
 from dpfy.training.objective import BatchLosses, Objective
+from dpfy.training.per_record import PerRecord
 from dpfy.training.plateau import Rule, check_rule
 from dpfy.training.progress import spent
 from dpfy.training.run import Run, RunFolder, complete
@@ -61,7 +62,7 @@ def fit(
     *,
     plan: Plan,
     optimizer: torch.optim.Optimizer,
-    loss: str | Loss = "cross_entropy",
+    loss: str | Loss | PerRecord = "cross_entropy",
     labels: str | None = None,
     user: object = None,
     objective: BatchLosses | None = None,
@@ -81,8 +82,9 @@ def fit(
     Batches of `train` and `test` are tuples, whose last field is the target and whose others go to the model, or dicts, whose field
     `labels` (by default the one called labels, label, targets, target or y) is the target and whose others go to the model by name.
     `loss` is the name of a loss ("cross_entropy", "mse", "l1", "huber", "bce", "multi_label", "tokens", "next_token"; outputs with
-    `.logits` are understood) or a function of (outputs, targets) to one loss for each row. For everything else give `objective`
-    instead, a function of (model, batch) to one loss for each row.
+    `.logits` are understood) or a function of (outputs, targets) to one loss for each row. For everything else give `loss` a function of
+    (model, record) to the loss of one record, which cannot see any other (:func:`dpfy.per_record`), or give `objective` instead, a
+    function of (model, batch) to one loss for each row.
 
     `user` says whose each record is: one whole number or word for each, the name of the field that holds it, or :class:`dpfy.Users`,
     which says more. The plan's unit says how many records of one user are used (``unit=dpfy.Unit("user", 8)``). Users are then sampled,
@@ -111,6 +113,10 @@ def fit(
     train = owned(train, user, plan.recipe)
     aim = Objective(loss, labels, objective)
     aim.check("train", train)
+    runtime = runtime or Runtime()
+    if aim.record is not None:
+        aim.record.check(model, admitted(train), runtime.engine, runtime.graph)
+        runtime = runtime if aim.record.vectorised else replace(runtime, engine="loop")
     use = evaluation.check_use(test, test_is, test_noise, test_bound)
     aim.check("test", test)
     given = None if test is None else admitted(test)  # read below, where all that is billed is reserved
@@ -139,6 +145,8 @@ def fit(
             evaluation.rehearse(training, held_out, aim, use, test_bound)
         model.train()
         noted = metrics.last_step(training.folder.path)
+        if aim.record is not None and training.watch is not None:
+            training.watch.isolate(aim.record.words)
         step = training.captured(aim.losses_of(model, training.records))
         for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None, stop):
             step(batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from dpfy.data.users import UserRecords
 from dpfy.gradients.engines.per_user import per_user, per_view
 from dpfy.training import losses
 from dpfy.training.losses import CLASSES, LOSSES, Loss, NamedLoss
+from dpfy.training.per_record import PerRecord, told
 
 BatchLosses = Callable[[nn.Module, Batch], Tensor]
 """(model, batch) to one loss for each row."""
@@ -35,19 +36,25 @@ WAY_OUT = "give objective=, a function of (model, batch) to one loss for each ro
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss by name, or of (outputs, targets), with the key of the targets in a dict; or `whole`, a function of (model, batch).
+    """A loss by name, or of (outputs, targets), with the key of the targets in a dict; or one of (model, record); or `whole`, a function
+    of (model, batch).
 
     A tuple's last field is the target and the model is called with all others; a dict's label key is the target and the model is
     called with the others by name. A field that is itself a tuple or dict is spread in the same way.
     """
 
-    loss: str | Loss = "cross_entropy"
+    loss: str | Loss | PerRecord = "cross_entropy"
     labels: str | None = None
     whole: BatchLosses | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str):
             check.one_of("loss", self.loss, LOSSES)
+        elif self.record is not None:
+            if self.labels is not None:
+                raise InvalidInput(
+                    "labels", self.labels, "goes with a loss of (outputs, targets): one of (model, record) has the record"
+                )
         elif not callable(self.loss):
             raise InvalidInput("loss", type(self.loss).__name__, "must be the name of a loss or a function of (outputs, targets)")
         if self.labels is not None and not isinstance(self.labels, str):
@@ -59,9 +66,16 @@ class Objective:
                 raise InvalidInput("objective", "a function", "stands alone: leave loss and labels out")
 
     @property
+    def record(self) -> PerRecord | None:
+        """The loss, if it is one of (model, record)."""
+        return told(self.loss)
+
+    @property
     def named(self) -> NamedLoss:
         """The loss with what is known about its answers; of a function no more than that classes may be recognised."""
-        return LOSSES[self.loss] if isinstance(self.loss, str) else NamedLoss(self.loss, CLASSES.right, CLASSES.pairs)
+        if isinstance(self.loss, str):
+            return LOSSES[self.loss]
+        return NamedLoss(cast(Loss, self.loss), CLASSES.right, CLASSES.pairs)
 
     def losses_of(self, model: nn.Module, source: Source | None = None) -> Callable[[Batch], Tensor]:
         """The function of a batch that training repeats.
@@ -72,6 +86,8 @@ class Objective:
         The caller's functions are in its closure, where a resumed run looks for other code.
         """
         whole, loss, run, due = self.whole, self.named.loss, self._run, self._due
+        record, held = self.record, () if source is None else source.held
+        of_one = None if record is None else record.f  # here, for those who look for other code in the closure
         users, views = isinstance(source, UserRecords | UserSource), 1 if source is None else source.rows_each
         reduction = source.loss if isinstance(source, UserSource) else SUM
 
@@ -82,7 +98,10 @@ class Objective:
                 batch = fields[0] if len(fields) == 1 and isinstance(fields[0], Mapping) else tuple(fields)
             if users or views > 1:
                 batch = pytree.tree_map_only(Tensor, lambda t: t.flatten(0, 1), batch)
-            found = loss(*due(*run(model, batch))) if whole is None else whole(model, batch)
+            if record is not None and of_one is not None:
+                found = record.losses(model, batch, held)
+            else:
+                found = loss(*due(*run(model, batch))) if whole is None else whole(model, batch)
             return (
                 per_user(found, real, reduction=reduction) if real is not None else per_view(found, views) if views > 1 else found
             )
@@ -91,6 +110,8 @@ class Objective:
 
     def evaluated(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """The losses of a batch; and (scores, targets), unless only a function of the caller's knows them."""
+        if self.record is not None:
+            return self.record.losses(model, batch), None
         if self.whole is not None:
             return self.whole(model, batch), None
         outputs, targets = self._run(model, batch)
@@ -98,7 +119,7 @@ class Objective:
 
     def answers(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """(scores, targets) of a batch; None where only a function of the caller's knows them."""
-        return None if self.whole is not None else _answers(*self._run(model, batch))
+        return None if self.whole is not None or self.record is not None else _answers(*self._run(model, batch))
 
     def _run(self, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
         inputs, named, targets = self.parts(batch)
@@ -144,7 +165,7 @@ class Objective:
         Looks at names, types and shapes alone, where tensors or arrays are given; what a Dataset holds shows at its first batch.
         """
         held = _held(data)
-        if held is None or self.whole is not None:
+        if held is None or self.whole is not None or self.record is not None:
             return
         *_, targets = self.parts(held)
         if isinstance(self.loss, str) and isinstance(targets, Tensor | np.ndarray):

@@ -25,9 +25,11 @@ from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
 from dpfy.gradients.engines.loop import alone_where_needed, attached, forget
 from dpfy.gradients.layers.bare import BARE, bare_rule, run_bare, without_alias
+from dpfy.gradients.layers.lifted import run_lifted
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.tracing.arrival import Source, arrivals
+from dpfy.gradients.tracing.one_record import active, transformed
 from dpfy.gradients.tracing.single_example import SingleExample
 from dpfy.gradients.tracing.tape import Report, Site, Tape, infer_axis, probe_weights, spoilt
 from dpfy.gradients.tracing.untracked import AutogradGraph, Split, SplitPoints, find_split_points
@@ -43,10 +45,12 @@ def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if entry is None:
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     rule, tape, site = entry
-    if rule.run is not run_bare and _swapped(module):
+    if transformed() or (rule.run is not run_bare and _swapped(module)):
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     if "input" in kwargs and not args and rule.run is not run_bare:  # what torch's layers call what rules take by place
         args = (kwargs.pop("input"),)
+    if (call := active()) is not None and rule.run is not run_bare:
+        return run_lifted(call, rule, module, tape, site, args, kwargs)
     return rule.run(module, tape, site, *args, **kwargs)
 
 

@@ -55,6 +55,12 @@ class LoopEngine(Watching):
 
     def _one(self, losses: Tensor, i: int, params: list[nn.Parameter]) -> list[Tensor]:
         """The gradient of one loss, as lists of one row."""
+        if (apart := getattr(losses, "apart", None)) is not None:  # each has a graph of its own
+            if not apart[i].requires_grad:
+                return [torch.zeros_like(p)[None] for p in params]
+            with no_reentrant_checkpoints():
+                own = torch.autograd.grad(apart[i], params, allow_unused=True)
+            return [(torch.zeros_like(p) if g is None else dense(g))[None] for p, g in zip(params, own, strict=True)]
         with no_reentrant_checkpoints():
             grads = torch.autograd.grad(losses[i], params, retain_graph=True, allow_unused=True)
         rows = [(torch.zeros_like(p) if g is None else dense(g))[None] for p, g in zip(params, grads, strict=True)]

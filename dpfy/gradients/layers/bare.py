@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.linear import run_linear
 from dpfy.gradients.layers.normalization import run_layer_norm
 from dpfy.gradients.layers.rule import Found, LayerRule, View
+from dpfy.gradients.tracing.one_record import Call, active, lowered, transformed
 from dpfy.gradients.tracing.tape import Site, Tape
 
 IDLE = object()
@@ -103,7 +104,41 @@ class Alias(Tensor):
 @_disable_dynamo
 def _noted(rule: Callable[..., Tensor | None], args: Any, kwargs: Any) -> Tensor | None:
     """Outside of compiled graphs: what a tape is told is not part of them."""
-    return rule(*args, **kwargs)
+    if transformed():
+        return None
+    call = active()
+    return rule(*args, **kwargs) if call is None else _for_each_record(call, rule, args, kwargs)
+
+
+class _Unexplained(Exception):
+    """No rule explains this use of an alias."""
+
+
+def _for_each_record(call: Call, rule: Callable[..., Tensor | None], args: Any, kwargs: Any) -> Tensor | None:
+    """The same inside of a loss for one record: the rule is given what belongs to all records.
+
+    Shapes must fit for one record: with the batch in front a parameter could meet the wrong dimension.
+    """
+    if rule in (_multiplied, _added) and (len(args) != 2 or _pair(*args) is None):
+        return None
+    leaves, structure = tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and not isinstance(leaf, Alias)]
+
+    def work(batch: int, *values: Tensor) -> Tensor:
+        for place, value in zip(places, values, strict=True):
+            leaves[place] = value
+        given, named = tree_unflatten(leaves, structure)
+        if rule is _expanded:
+            sizes = given[1] if len(given) == 2 and not isinstance(given[1], int) else given[1:]
+            given = (given[0], batch, *sizes)
+        if (made := rule(*given, **named)) is None:
+            raise _Unexplained
+        return made
+
+    try:
+        return lowered(call, work, *[leaves[place] for place in places])  # type: ignore[no-any-return]
+    except _Unexplained:
+        return None
 
 
 class Bare(Alias):

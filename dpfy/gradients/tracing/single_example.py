@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dpfy.core.errors import Unsupported
+from dpfy.gradients.tracing.one_record import running
 from dpfy.gradients.tracing.structure import mapped, tensors_in
 
 
@@ -49,12 +50,12 @@ class SingleExample:
         self.handles, self.calls = [], []
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled() and not self.busy:
+        if torch.is_grad_enabled() and not self.busy and not running():
             # Two calls are already too many to run again; older ones are let go, or unused forwards would pile up.
             self.calls = [*self.calls[-1:], _Call(args, kwargs, torch.random.get_rng_state())]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if torch.is_grad_enabled() and not self.busy and self.calls:
+        if torch.is_grad_enabled() and not self.busy and self.calls and not running():
             self.calls[-1].output = output
 
     def alone(self, losses: Tensor, row: int, params: list[nn.Parameter]) -> list[Tensor]:
