@@ -23,7 +23,7 @@ from dpfy.plan import pairs
 from dpfy.plan.recipe import EXACT, FLOAT, RECORD, Plan
 
 MOST_WORDS = 200
-PUBLIC, NOTHING = "declared public", "nothing by the caller"
+PUBLIC, NOTHING, SEARCHED = "declared public", "nothing by the caller", "searched for copies of records"
 ADDED = {
     FLOAT: "noise is drawn and added in floating point",
     EXACT: "every released value is the lattice point of sum + noise as real numbers: floating point found it where its error could "
@@ -292,6 +292,10 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
     """What no library can see in somebody else's program: assumed because the caller states it, by running the program."""
     optimizer = facts.get("optimizer", {})
     began = "began with a state that the caller declared public" if optimizer.get("initial_state") == PUBLIC else "began empty"
+    weights = {
+        SEARCHED: "; initial weights and buffers were searched for exact copies of records and for exact statistics of all of them",
+        PUBLIC: "; the caller declared initial weights and buffers public, and they were not searched for records",
+    }.get(optimizer.get("initial_weights", ""), "")
     rows = [
         Assumption(
             "the caller's code",
@@ -305,7 +309,7 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
         Assumption(
             "the beginning",
             "initial weights and settings were chosen without the data",
-            f"they were given by the caller; the optimizer {began}",
+            f"they were given by the caller; the optimizer {began}{weights}",
             STATED,
         ),
     ]

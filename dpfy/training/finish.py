@@ -14,7 +14,7 @@ import dpfy
 from dpfy.core.codec import number
 from dpfy.core.errors import Unsupported
 from dpfy.models import repair as repaired
-from dpfy.plan.claim import NOTHING, PUBLIC
+from dpfy.plan.claim import NOTHING, PUBLIC, SEARCHED
 from dpfy.report import card, evaluations
 from dpfy.report.words import absent
 from dpfy.training import guard, weights
@@ -95,6 +95,7 @@ def _optimizer(training: PrivateTraining) -> dict[str, Any]:
         **{k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()},
         "weight_average": rule.averaging.decay,
         "initial_state": PUBLIC if rule.public_state else "empty",
+        "initial_weights": PUBLIC if rule.public_weights else SEARCHED,
         "projection": "none" if rule.project is None else "a rule of the weights, after each step",
     }
 

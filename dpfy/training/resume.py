@@ -11,7 +11,7 @@ import torch
 
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.noise import chacha, gaussian
-from dpfy.training import computation, guard, metrics, rank_files
+from dpfy.training import computation, copies, guard, metrics, rank_files, schedulers
 from dpfy.training.admission import check_optimizer
 from dpfy.training.checkpoint import Snapshot
 from dpfy.training.run import TRAINING
@@ -59,6 +59,9 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
     training.world.agree("the beginning", {"number of records": len(training.records), **mine})
     if snapshot is None:
         check_optimizer(training.model, training.optimizer, empty=not training.rule.public_state)
+        if not training.rule.public_weights:
+            chosen = schedulers.numbers(training.optimizer.param_groups)
+            copies.check(state.weights, chosen, training.records, folder.randomness)
         terms = _terms(training, mine)
         training.spread.save(folder.state, state.snapshot(terms.facts()), folder.randomness)
         return terms, state

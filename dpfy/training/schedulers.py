@@ -165,6 +165,12 @@ def settings(groups: Iterable[Mapping[str, Any]], skip: tuple[str, ...] = ()) ->
     return [{k: v if type(v) in PLAIN else _number(v) for k, v in group.items() if k not in left} for group in groups]
 
 
+def numbers(groups: Iterable[Mapping[str, Any]]) -> list[float]:
+    """The real numbers among the settings of parameter groups."""
+    held = [v for group in settings(groups) for value in group.values() for v in (value if isinstance(value, list) else [value])]
+    return sorted({v for v in held if isinstance(v, float)})
+
+
 def described(scheduler: object) -> str:
     """Name and settings of a scheduler in words, as they stand."""
     held = {k: v for k, v in vars(scheduler).items() if k not in OWN}

@@ -25,12 +25,14 @@ class Update:
     `schedule` is a factor of the learning rates by step; it is asked for all steps before the run begins. `project` changes the
     trained weights after each step of the optimizer by a rule of the weights alone (clamping them, say); the card names it as an
     assumption. `public_state` says that the optimizer brings a state (momentum, say) which tells nothing about the data; so does that.
+    `public_weights` says the same of initial weights and buffers: they are not searched for records, and the report says so.
     """
 
     average: float = 0.0
     schedule: Callable[[int], float] | None = None
     project: Callable[[nn.Module], None] | None = None
     public_state: bool = False
+    public_weights: bool = False
 
     def __post_init__(self) -> None:
         check.fraction("average", self.average)
