@@ -155,4 +155,4 @@ def test_the_report_says_how_often_contents_are_compared(tmp_path):
     (words,) = [row["done"] for row in rows if row["what"] == "the caller's code"]
     assert (guard.FIRST, guard.SELDOM) == (4, 32)
     assert "counters of writes" in words
-    assert "contents at the first four steps, at the last and at about one in 32 of the others" in words
+    assert "contents at the first four steps, at the last and at about one in thirty-two of the others" in words
