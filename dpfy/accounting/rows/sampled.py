@@ -188,25 +188,53 @@ def _copies(source: int, sample: int) -> tuple[float, list[tuple[float, int]], f
 def _truncated(event: ev.TruncatedPoissonGaussian, adjacency: Adjacency) -> Release:
     """Truncated Poisson batches (Ganesh et al. 2025): given that the batch overflows, a drawn unit may push another one out.
 
+    Let m be the number of other units, of which K are drawn. Where K < most, the unit adds itself, as in Poisson sampling. Where it is not,
+    the unit takes the place of another one with probability rate * most / (K + 1): the sum moves by up to two bounds. Which units are kept
+    besides is a uniform choice whatever K is, so all K >= most have one pair, at their mean rate `inside` (joint convexity does the rest).
+
+    `source_size` is that of one of the two neighbours: m is source_size - 1 where a unit is removed, and source_size where one is added, so
+    that the batch may overflow with one more unit although it never does without. K grows by one draw with m. It overflows for both m, with
+    a rate that is at most `inside` for the larger; or for neither; or `between`, for the larger alone: then a move of two bounds at the
+    whole rate dominates both. Replacing or zeroing a unit leaves m = source_size - 1.
+
     Attained: the other units contribute nothing, so the unit alone shows, at the rate at which it is drawn and kept.
     """
     from scipy.special import bdtrc
 
     n, q, most, sigma = event.source_size, event.rate, event.most, event.noise_multiplier
     overflow = min(1.0, float(bdtrc(most - 1, n - 1, q))) if most < n else 0.0
+    between = _chance(most - 1, n - 1, q) * q if adjacency is Adjacency.ADD_OR_REMOVE_ONE else 0.0
     base = sampled_gaussian(sigma, q, adjacency)
-    if overflow < 1e-300:
+    if max(overflow, between) < 1e-300:
         return base
-    beyond = float(bdtrc(most, n, q))
-    inside = min(1.0, beyond * most / overflow / n)
+    beyond = float(bdtrc(most, n, q)) if most < n else 0.0
+    inside = min(q, beyond * most / overflow / n * (1 + 1e-9)) if overflow else 0.0
     # The size may be meant with the unit or without it: the smaller rate is attained either way.
-    among = min(beyond * most / n, float(bdtrc(most, n + 1, q)) * most / (n + 1))
-    kept = min(q, q * (1 - float(bdtrc(most - 1, n, q))) + among) * (1 - 1e-9)
-    swap = GaussianPair(sigma / 2, rated(inside, 1.0), rated(inside, -1.0))
-    removed = Mixture(((1 - overflow, base.removed), (overflow, swap))) if overflow < 1 else swap
-    added = Mixture(((1 - overflow, base.added), (overflow, swap))) if overflow < 1 else swap
+    larger = float(bdtrc(most, n + 1, q)) if most <= n else 0.0
+    among = min(beyond * most / n, larger * most / (n + 1))
+    kept = min(q, q * (1 - (float(bdtrc(most - 1, n, q)) if most <= n else 0.0)) + among) * (1 - 1e-9)
+    whole = Release(*moved(sigma, rated(q, 2.0)))
+    if adjacency is Adjacency.ADD_OR_REMOVE_ONE:
+        swap = Release(*moved(sigma, rated(inside, 2.0))) if inside else base
+    else:
+        apart = GaussianPair(sigma / 2, rated(inside, 1.0), rated(inside, -1.0))
+        swap = Release(apart, apart)
+    between = min(between, 1 - overflow)
+    cases = [(w, r) for w, r in ((1 - overflow - between, base), (overflow, swap), (between, whole)) if w > 0]
+    removed, added = (
+        sides[0][1] if len(sides) == 1 else Mixture(tuple(sides))
+        for sides in ([(w, r.removed) for w, r in cases], [(w, r.added) for w, r in cases])
+    )
     lower = sampled_gaussian(sigma, kept, adjacency)
     return Release(removed, added, (lower.removed, lower.added), touched=q)
+
+
+def _chance(hits: int, draws: int, rate: float) -> float:
+    """The probability of exactly so many hits, rounded up."""
+    if not 0 <= hits <= draws or rate == 1:
+        return float(hits == draws)
+    logs = math.lgamma(draws + 1) - math.lgamma(hits + 1) - math.lgamma(draws - hits + 1)
+    return min(1.0, math.exp(min(0.0, logs + hits * math.log(rate) + (draws - hits) * math.log1p(-rate))) * (1 + 1e-6))
 
 
 def _with_unsampled(event: ev.SampledWithReplacement, most: int | None) -> Event:
