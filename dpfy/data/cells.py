@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from typing import Any
 
 from dpfy.core import packages
 from dpfy.core.errors import Corrupt, InvalidInput
@@ -48,15 +49,34 @@ def read_parquet(file: DataFile, least: int = 1) -> dict[str, list[object]]:
         cells = held.metadata.num_rows * held.metadata.num_columns
         if cells <= MOST_CELLS:
             table = held.read()
-            names, columns = table.column_names, [column.to_pylist() for column in table.columns]
-    except Exception:  # a damaged file raises a dozen types, also from the values of its cells
+            names = table.column_names
+    except Exception:  # a damaged file raises a dozen types
         raise Corrupt(file.name, "the Parquet file is damaged") from None
     if cells > MOST_CELLS:
         raise InvalidInput("data file", file.name, f"holds {cells} cells; at most {MOST_CELLS} can be read")
     check_header(names, file)
     if table.num_rows < least:
         raise InvalidInput("data file", file.name, "must hold at least 1 row")
-    return dict(zip(names, columns, strict=True))
+    return dict(zip(names, map(listed, table.columns), strict=True))
+
+
+def listed(column: Any) -> list[Any]:
+    """The cells of an Arrow column. One that Python has no value for, as a date in the year 287,000, is None: a missing cell.
+
+    Guarantees: no cell raises an error, and no other cell changes with it. An error would tell that the record is there.
+    """
+    try:
+        found: list[Any] = column.to_pylist()
+    except Exception:
+        found = [_cell(scalar) for scalar in column]
+    return found
+
+
+def _cell(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except Exception:  # overflow, letters that are none, whatever a type of its own does
+        return None
 
 
 def check_header(header: Sequence[str], file: DataFile) -> None:

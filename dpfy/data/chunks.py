@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from dpfy.core import packages, reading
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.data.cells import check_header
+from dpfy.data.cells import check_header, listed
 from dpfy.data.files import GZIP_MAGIC, DataFile
 from dpfy.data.header import MOST_HEADER, delimiter_of
 
@@ -96,7 +96,7 @@ def _parquet(file: DataFile, rows: int) -> Iterator[Chunk]:
         try:
             empty = True
             for batch in held.iter_batches(batch_size=rows):
-                yield {name: column.to_pylist() for name, column in zip(names, batch.columns, strict=True)}
+                yield {name: listed(column) for name, column in zip(names, batch.columns, strict=True)}
                 empty = False
         except (GeneratorExit, InvalidInput, Corrupt):
             raise

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dpfy.core.codec import Codec
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.data import schema as schemas
+from dpfy.data.cells import listed
 from dpfy.data.schema import Category, Label, Number, Schema
 from dpfy.estimators.claim import MOST_DOMAIN
 from dpfy.estimators.files import FileTable
@@ -283,14 +284,14 @@ def distinct(cells: Any) -> tuple[list[str], NDArray[np.int64]]:
     if hasattr(cells, "dictionary_encode"):  # Arrow
         held = cells.combine_chunks() if hasattr(cells, "combine_chunks") else cells
         held = held if hasattr(held, "dictionary") else held.dictionary_encode()
-        return [word(w) for w in held.dictionary.to_pylist()], np.asarray(held.indices.fill_null(-1), np.int64)
+        return [word(w) for w in listed(held.dictionary)], np.asarray(held.indices.fill_null(-1), np.int64)
     if hasattr(cells, "cat"):  # a pandas column of categories
         return [word(w) for w in cells.cat.categories], np.asarray(cells.cat.codes, np.int64)
     try:
         import pandas
     except ImportError:
         place: dict[str, int] = {}
-        listed = [place.setdefault(word(cell), len(place)) for cell in np.asarray(cells).tolist()]
-        return list(place), np.array(listed, np.int64)
+        each = [place.setdefault(word(cell), len(place)) for cell in np.asarray(cells).tolist()]
+        return list(place), np.array(each, np.int64)
     places, found = pandas.factorize(np.asarray(cells))
     return [word(w) for w in found], np.asarray(places, np.int64)

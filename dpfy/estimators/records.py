@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.errors import InvalidInput
+from dpfy.data.cells import listed
 from dpfy.data.schema import OTHER, Category, Number
 from dpfy.estimators.columns import Column, Columns, as_array, distinct
 from dpfy.estimators.target import Classes, Range, Target
@@ -190,7 +191,10 @@ def _column(X: Any, name: str) -> Any:
 
 def _numbers(cells: Any, column: Column, missing: Sequence[str]) -> Floats:
     """Cells as numbers, NaN where one is missing. Text that is no number is refused."""
-    held = cells.to_numpy() if hasattr(cells, "to_numpy") else np.asarray(cells)
+    try:
+        held = cells.to_numpy() if hasattr(cells, "to_numpy") else np.asarray(cells)
+    except Exception:  # Arrow tells the cell that it has no value for
+        held = np.array(listed(cells), dtype=object)
     found = numbers(held, missing)
     if held.dtype.kind not in "biuf" and (absent := np.isnan(found)).any():
         for row in np.flatnonzero(absent).tolist():

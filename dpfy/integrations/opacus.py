@@ -32,6 +32,7 @@ def from_opacus(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     data_loader: DataLoader[object],
+    records: int,
     max_grad_norm: float | Sequence[float],
     epochs: int,
     target_delta: float,
@@ -52,13 +53,14 @@ def from_opacus(
     """A private training with the meaning that Opacus gives to these arguments, by its names; use it as a context (docs/from-opacus.md).
 
     Give `noise_multiplier` (make_private) or `target_epsilon` (make_private_with_epsilon). Opacus bills the steps that were made; here all
-    are reserved before the data is read, so `epochs` and `target_delta` are part of every call. As there, the sampling rate is one over the
-    length of the loader, each epoch has that many steps, and noise is divided by the expected batch size.
+    are reserved before the data is read, so `epochs` and `target_delta` are part of every call. As there, an epoch has one step for each
+    batch, the sampling rate is one over their number, and noise is divided by the expected batch size. Opacus takes all of these from the
+    length of the data set, which is private: they then tell whether a record is there. Here they follow from `records`, a public number.
 
-    Guarantees: what has no proof here, or another meaning, is refused with the way out: nothing is ignored.
+    Guarantees: the plan does not depend on the data; what has no proof here, or another meaning, is refused with the way out: nothing
+    is ignored.
     """
-    records = _records(data_loader)
-    each = len(data_loader)
+    each = _batches(data_loader, records)
     if not poisson_sampling:
         instead = 'dpsgd(sampling="without-replacement", adjacency="replace-one")'
         raise Unsupported("poisson_sampling=False", f"its bill is not that of Poisson batches: leave it True, or use {instead}")
@@ -81,10 +83,17 @@ def from_opacus(
     return PrivateTraining(module, optimizer, data_loader, plan, run, runtime=runtime, scheduler=scheduler)
 
 
-def _records(loader: object) -> int:
+def _batches(loader: object, records: int) -> int:
+    """How many batches of the loader `records` records make."""
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__len__"):
         raise InvalidInput("data_loader", type(loader).__name__, "must be a DataLoader of a dataset with a length")
-    return len(loader.dataset)
+    if loader.batch_size is None:
+        raise InvalidInput(
+            "data_loader", "no batch_size", "must have the batch size that is expected: the plan draws the batches"
+        )
+    if check.integer("records", records, most=check.RECORDS) < loader.batch_size:
+        raise InvalidInput("records", records, f"must be at least the batch size ({loader.batch_size})")
+    return records // loader.batch_size if loader.drop_last else -(-records // loader.batch_size)
 
 
 def _clip(module: nn.Module, clipping: str, norm: float | Sequence[float]) -> Clip:

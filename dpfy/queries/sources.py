@@ -11,7 +11,7 @@ import numpy as np
 
 from dpfy.core.errors import InvalidInput
 from dpfy.data import schema as schemas
-from dpfy.data.cells import read_csv, read_parquet
+from dpfy.data.cells import listed, read_csv, read_parquet
 from dpfy.data.files import DataFile
 from dpfy.statistics.columns import Column, Number, Open, Words
 
@@ -58,7 +58,7 @@ def cells_of(data: Any, columns: Columns) -> Mapping[str, Any]:
     if isinstance(data, Mapping):
         return {str(name): _flat(str(name), held) for name, held in data.items()}
     if hasattr(data, "column_names") and hasattr(data, "column"):  # Arrow
-        return {name: data.column(name).to_pylist() for name in data.column_names if name in columns.columns}
+        return {name: listed(data.column(name)) for name in data.column_names if name in columns.columns}
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # pandas
         return {str(name): data[name].to_numpy() for name in data.columns}
     if isinstance(data, np.ndarray) and data.dtype.names:

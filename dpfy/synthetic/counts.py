@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.data.cells import listed
 from dpfy.data.chunks import ROWS, Chunk, chunks
 from dpfy.data.files import DataFile
 from dpfy.synthetic.columns import Codes
@@ -132,7 +133,7 @@ def _chunks(data: Any, domain: Domain, rows: int) -> Iterator[Chunk]:
         yield from chunks(DataFile.given(str(data)), rows)
         return
     if hasattr(data, "to_batches"):  # Arrow
-        held: Mapping[str, Any] = {name: data.column(name).to_pylist() for name in data.column_names}
+        held: Mapping[str, Any] = {name: listed(data.column(name)) for name in data.column_names}
     elif hasattr(data, "columns") and hasattr(data, "to_numpy"):  # pandas
         held = {str(name): data[name].tolist() for name in data.columns}
     elif isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == len(domain.columns):

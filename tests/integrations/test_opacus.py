@@ -23,7 +23,7 @@ def parts():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(RECORDS, 5, generator=generator)
     loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=BATCH, shuffle=True)
-    return {"module": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.5), "data_loader": loader}
+    return {"module": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.5), "data_loader": loader, "records": RECORDS}
 
 
 BASE = {"max_grad_norm": 0.8, "epochs": EPOCHS, "target_delta": 1e-3}
@@ -88,6 +88,8 @@ def test_secure_mode_is_exact_noise_and_modes_are_engines():
         ({"noise_multiplier": None}, "give noise_multiplier or target_epsilon, one of them"),
         ({"epochs": 0}, "epochs: got 0"),
         ({"data_loader": [1, 2]}, "data_loader: got 'list'; must be a DataLoader"),
+        ({"records": 3}, "records: got 3; must be at least the batch size (16)"),
+        ({"records": None}, "records: got None"),
     ],
 )
 def test_what_has_no_proof_or_another_meaning_is_refused(settings, told):

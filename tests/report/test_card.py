@@ -446,8 +446,8 @@ GUIDE = {
     "adjacency; derived from rho = 0.81 zCDP",
     "Apple 2016-2022": "collected various data from end users running iOS or macOS using epsilon ranging from 2 to 16, user-day privacy "
     "unit with add-or-remove adjacency",
-    "Microsoft 2021": "mentions (mentioned) using DP with epsilon = 4 covering all contributions from a user in a six month window (months), "
-    "but does not detail any specific production uses of DP ML (no use is described)",
+    "Microsoft 2021": "mentions (mentioned) using DP with epsilon = 4 covering all contributions from a user in a six month "
+    "window (months), but does not detail any specific production uses of DP ML (no use is described)",
     "Facebook 2022": "employed epsilon = 2 to quantify the mobility changes of Facebook users (user-day privacy unit)",
 }
 """What the guide says of each deployment (Ponomareva et al. 2023, section 5.2.2)."""
