@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dpfy.core.events import Composed, Event, Repeated, Stopped
 from dpfy.core.guarantee import Accountant, Curve
 from dpfy.core.unit import Adjacency
 
+EX_POST = (
+    "This holds after the fact (ex post), for a run that chose its end by its own outputs: it is not (epsilon, delta)-differential privacy "
+    "at this epsilon, only at that of the whole plan."
+)
+"""What must stand beside every epsilon of a run that may end early."""
 LEAST = 1e-300
 """A share of delta below which nothing is certified."""
 
@@ -52,6 +57,7 @@ class ExPost:
 
     curve: Curve
     share: float
+    note: ClassVar[str] = EX_POST
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`."""

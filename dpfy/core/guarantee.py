@@ -56,6 +56,11 @@ class Guarantee:
         """Upper bound on epsilon at `delta`."""
         return self.curve.epsilon(check.below_one("delta", delta))
 
+    @property
+    def note(self) -> str:
+        """What the epsilon is if it is not that of (epsilon, delta)-differential privacy; empty where it is."""
+        return str(getattr(self.curve, "note", ""))
+
     def epsilon_lower(self, delta: float) -> float | None:
         """Lower bound on the exact epsilon of the same event, where the accountant has one."""
         return self.curve.epsilon_lower(check.below_one("delta", delta))
@@ -84,12 +89,13 @@ class Guarantee:
             why = instead or f"no noise protects the {'training ' if who == 'trainer' else ''}data"
             return f"{thing} has NO differential privacy guarantee: {why}."
         caveats = f" Provided that: {'; '.join(self.caveats)}." if self.caveats else ""
+        note = f" {self.note}" if self.note else ""
         stated = f"({_up(epsilon)}, {delta:g})-differential privacy" if delta else f"pure {_up(epsilon)}-differential privacy"
         part = "" if self.unit.whole else f" ({self.unit.protects}s only)"
         return (
             f"{what} satisfies {stated} for one {self.unit.name}{part}, where "
             f"{self.adjacency.meaning} ({self.adjacency.value}), {TRUSTED[self.trust].format(who)}; "
-            f"computed by the {self.accountant} accountant from the ledger and covering {covering}.{caveats}"
+            f"computed by the {self.accountant} accountant from the ledger and covering {covering}.{note}{caveats}"
         )
 
 

@@ -37,10 +37,15 @@ BILL = "bill.json"
 STEEPNESS = 1.2
 """Beta in moves of one vote over sigma: about how fast a bound falls with the lead, where most of it comes from."""
 MOST_QUESTIONS = 10**7
+MEANING = (
+    "This epsilon is about these votes and their neighbours alone. It is not (epsilon, delta)-differential privacy, which is a promise for "
+    "all data: that is the guarantee of the answers."
+)
+"""What must stand beside every epsilon of the votes at hand."""
 WORDS = (
     "What the answers told about one voter, bounded for the votes at hand: a number computed from private votes, released with "
     "noise of its own, which is billed. It is about these votes and their neighbours, not about other data. What holds for all "
-    "data is on the card of the answers."
+    "data is on the card of the answers. " + MEANING
 )
 
 
@@ -159,7 +164,7 @@ class VoteBill(Claim):
             "chance_too_small": self.chance,
         }
 
-    def stated(self, released: float, slack: float) -> dict[str, float]:
+    def stated(self, released: float, slack: float) -> dict[str, Any]:
         """From a released logarithm to what is published: post-processing."""
         worst = self.queries * float(self.questions.table.max())
         renyi = min(math.exp(min(released + slack, 700.0)) * ROUNDED, worst)
@@ -171,10 +176,11 @@ class VoteBill(Claim):
             "delta": self.delta,
             "epsilon_of_these_answers": to_epsilon(orders, np.array([renyi]), rest),
             "epsilon_with_this_number": to_epsilon(orders, np.array([renyi + number]), rest),
+            "meaning": MEANING,
         }
 
 
-def sanitised(place: Place, claim: VoteBill, votes: Callable[[], Any]) -> dict[str, float]:
+def sanitised(place: Place, claim: VoteBill, votes: Callable[[], Any]) -> dict[str, Any]:
     """Release the bill of votes into a run folder. `votes` opens them, a row of counts for each question, when the claim is reserved.
 
     Guarantees: the claim is reserved before votes are read. What leaves is a Gaussian release of a number that one voter moves by at most
@@ -222,7 +228,7 @@ def steps_below(parameter: int, chance: float) -> int:
     return steps + 1
 
 
-def stated(run: Path | str) -> dict[str, float]:
-    """What a finished run published."""
-    found: dict[str, float] = reading.parsed_json(BILL, reading.content(BILL, Path(run) / BILL, most=reading.MOST_DATA))
+def stated(run: Path | str) -> dict[str, Any]:
+    """What a finished run published, with what it means."""
+    found: dict[str, Any] = reading.parsed_json(BILL, reading.content(BILL, Path(run) / BILL, most=reading.MOST_DATA))
     return found

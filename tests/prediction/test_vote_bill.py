@@ -137,6 +137,7 @@ def test_the_bill_is_released_stated_and_verified(tmp_path: Path) -> None:
     assert found == stated(tmp_path / "run") == sanitised(Place(tmp_path / "run", resume=True, seed=5), claim, read)
     assert claim.questions.renyi(votes) <= found["renyi"]
     assert found["epsilon_of_these_answers"] < found["epsilon_with_this_number"]
+    assert "not (epsilon, delta)-differential privacy" in found["meaning"]
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     section = next(part for part in card["sections"] if part["name"] == "vote-bill")
     assert "sanitised" in section["accounting_of_votes"]

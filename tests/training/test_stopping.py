@@ -356,3 +356,12 @@ def test_killed_around_its_end_it_ends_there_and_is_never_billed_for_less(tmp_pa
     answer = early.started(multiprocessing.get_context("forkserver"), tmp_path, every)
     assert answer["wrong"] == []
     assert answer["killed"] == answer["deaths"] >= 5
+
+
+def test_the_sentence_beside_the_epsilon_says_that_it_is_ex_post():
+    """Early or at its last point: a run that may end early is not (epsilon, delta)-private at what is printed; a plain run is."""
+    recipe = dpfy.dpsgd(400, 50, steps=20)
+    early = dpfy.with_stopping(recipe, 4)
+    plain, stopped = (each.with_noise(1.0, delta=1e-4).guarantee().sentence(1e-4) for each in (recipe, early))
+    assert "it is not (epsilon, delta)-differential privacy" in stopped
+    assert "ex post" not in plain

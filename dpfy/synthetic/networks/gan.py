@@ -2,6 +2,15 @@
 
 The records meet the discriminator alone, in the pipeline of every training of this package; the generator is post-processing (Xie et al.
 2018; that many discriminator steps for one of the generator serve best: Bie et al. 2023).
+
+Row j of a batch is paired with generated row j, so a record more moves the records behind it to other partners. That costs nothing, by
+this argument. Generated rows are drawn afresh at every step from the run's secret, independently of the records; a row of the generator
+is a function of its own random numbers alone (no layer looks across rows), so that the rows of a step are independent and of one law,
+however many there are. Couple the two worlds: give every record that is in both batches the same partner in both, and the additional
+record one more. In each world this has the law of what is computed. Given the partners, each record adds one gradient, clipped to the
+clip norm, so the two sums differ by what the additional record adds, and the noisy sums are as close as a Gaussian mechanism's. The laws
+that are released are means over partners of such pairs, and a hockey-stick divergence of means is at most the mean of the divergences
+(joint convexity). Partners are never released, so the argument holds step by step, for every history.
 """
 
 from __future__ import annotations
