@@ -3,7 +3,9 @@
     python benchmarks/watch.py [--steps 300]
 
 Every step is timed by itself, from the batch being asked for to the end of `step`; the extra time of the recorded ones, over the median
-of the others, is divided by 1,000 such medians. The number of checks does not depend on the number of steps.
+of the others, is divided by 1,000 such medians. The number of checks that are due does not depend on the number of steps; further ones
+take less than half a percent of the time. Beside it stands what watching every step adds to an ordinary one: their median over that of a
+run that watches none, in turns.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def transformer() -> nn.Module:
     return nn.Sequential(nn.Flatten(1, 2), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(784, 10))
 
 
-def share(make: Callable[[], nn.Module], batch: int, steps: int) -> tuple[float, float]:
+def share(make: Callable[[], nn.Module], batch: int, steps: int, watched: bool = True) -> tuple[float, float]:
     """Median seconds of an ordinary step, and the share of the checks in 1,000 of them."""
     torch.manual_seed(0)
     model, times = make(), dict[Kind, list[float]]()
@@ -65,6 +67,7 @@ def share(make: Callable[[], nn.Module], batch: int, steps: int) -> tuple[float,
         run = dpfy.Run(Path(folder) / "run", seed=1, checkpoint_every=1e9)
         with dpfy.PrivateTraining(model, sgd, data, plan, run) as training:
             assert training.watch is not None
+            training.watch.alone = watched
             kinds = {}
             begin = training.watch.begin
 
@@ -90,7 +93,9 @@ def share(make: Callable[[], nn.Module], batch: int, steps: int) -> tuple[float,
                     started, done = time.process_time(), training.steps_done
     plain = statistics.median(times[Kind.NOTHING])
     # The first step is the engine's first too; of it only the check itself counts.
-    extra = first + sum(t - plain for kind in (Kind.RECORD, Kind.CHECK) for t in times.get(kind, []))
+    later = [t for kind in Kind if kind is not Kind.NOTHING for t in times.get(kind, [])[kind is Kind.THOROUGH :]]
+    extra = first + sum(t - plain for t in later)
+
     return plain, extra / (1000 * plain)
 
 
@@ -103,10 +108,12 @@ def main() -> None:
     share(linear, 64, 50)
     for make in (linear, perceptron, convolutions, transformer):
         for batch in (64, 256):
-            found = sorted(share(make, batch, steps) for _ in range(3))
+            found = [share(make, batch, steps) for _ in range(3)]
+            without = [share(make, batch, steps, watched=False)[0] for _ in range(3)]
             plain, part = statistics.median(f[0] for f in found), statistics.median(f[1] for f in found)
+            ratio = min(f[0] for f in found) / min(without)
             print(
-                f"{make.__name__:12} batch {batch:4}  step {1e3 * plain:6.2f} ms  checks {100 * part:.2f}% of 1,000 steps",
+                f"{make.__name__:12} batch {batch:4}  step {1e3 * plain:6.2f} ms  checks {100 * part:.2f}% of 1,000 steps  watched / not {ratio:.3f}",
                 flush=True,
             )
 

@@ -154,8 +154,8 @@ class PrivateTraining(Standing):
         self._journal = journal = Journal(self.folder.secrets if self.world.first else None, randomness, self.steps_done)
         self.spread.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
-        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, recipe.expected_batch, kept)
-        self.watch.keeps = self.world.first
+        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, kept)
+        self.watch.keeps, self.watch.alone = self.world.first, self.world.count == 1
         cut = (self.physical_batch, self.row_multiple, self.spread.readers)
         self.drawing = Drawing(recipe, randomness, self.records, self.watch, *cut)
         self._guard = Guard(model, self.optimizer, average, stored(self.records), self._state.noise, self.spread.aliases)
@@ -228,6 +228,7 @@ class PrivateTraining(Standing):
                 self.spread.together(piece.step, watch, piece.place == 0)
                 watch.begin(piece.step, leaves(batch), first=piece.place == 0)
                 yield batch
+                watch.pause()
                 self._require_live()
                 if self._asked is not mine:
                     raise InvalidInput("batches", "two at a time", "ask for batches() again only when done with the ones before")
@@ -248,6 +249,7 @@ class PrivateTraining(Standing):
             if first:
                 check_first(losses)
         self._take(self.engine.bounded_sum(losses, self.clip, pieces.mask))
+        self._require_sound().after()
 
     def captured(self, losses_of: LossesOf) -> Callable[..., None]:
         """A function of a batch that does what ``step(losses_of(*batch))`` does, with ``Runtime(graph=True)`` as CUDA graphs.

@@ -1,13 +1,18 @@
 """The watch over a run: at some steps it records what the user's code does with a batch, and checks that no example reaches another.
 
-Which steps: the first with records and the one after it, the first after a resume, and one in each part of the run, chosen by the
-run's secret. A refusal ends the run for good.
+Which steps: the first two with records, the first after a resume, one in each part of the run, chosen by the run's secret, more of
+them where time allows, and steps that call torch from places that no checked step did. A refusal ends the run for good.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import random
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from itertools import pairwise
@@ -27,30 +32,39 @@ from dpfy.data.lazy import Source
 from dpfy.gradients.checker import LossProbe, probe_call
 from dpfy.gradients.engine import trainable
 from dpfy.gradients.tracing.dispatch import OperationRecorder, compiled
-from dpfy.gradients.tracing.fingerprint import FIELD, difference, fingerprint, joined, scaled_by_length, scaled_by_size
+from dpfy.gradients.tracing.fingerprint import FIELD, changed_constants, difference, fingerprint, joined, scaled_by_length, scaled_by_size
 from dpfy.gradients.tracing.mixing import (
     APART,
     READ,
     UNREAD,
+    Observed,
     Replacement,
     check_apart,
     check_flow,
+    check_losses,
     check_sum,
     codes,
+    moved_constants,
     moved_parameters,
+    moved_switches,
     observe,
 )
-from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Program, Unrecordable
+from dpfy.gradients.tracing.monitor import Monitor, Site
+from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Program, Unrecordable, Variation
 from dpfy.sampling.sampler import physical
 
-PARTS, FEW_PARTS = 4, 1
-"""Into how many parts of equal length a run is cut, and one of short steps; in each of them one step is checked."""
+PARTS = 8
+"""Into how many parts of equal length a run is cut; in each of them one step is checked."""
 
-PARTS_BEFORE = (2,)
-"""What runs of short steps were cut into by versions before."""
+SHARE, CHANCE = 0.005, 16
+"""Further steps are checked while that takes less than this share of the run's time: one step in so many, drawn at random."""
 
-SHORT = 1 << 23
-"""Steps of fewer expected rows times trained parameters are short: four checks in 1,000 of them would cost more than 1%."""
+WATCHING, FREE, CALL, CALLS = 0.004, 0.004, 2e-6, 6
+"""The monitor sees all steps, or as many as take this share of the run's time and some seconds: seconds a call, and calls that a step costs
+beside its own."""
+
+EXTRA = 12
+"""Steps recorded for what no check has seen, and one more for each hundred steps of the run."""
 
 ROWS = 16
 """A checked step begins with a physical batch of this many records: enough to show mixing, and cheap."""
@@ -61,6 +75,13 @@ MEMORY = 4
 FAR = 16.0
 """How far from the data records may lie that replace others in a thorough check."""
 
+HALVES, FIELDS, SEEDS = 3, 3, 4
+"""Ways of replacing half of the records; fields by which other records are chosen; and in how many draws of its random operations a step
+is run again when all is tried."""
+
+UNTRACEABLE = "losses with constants that change from step to step, in a loop that reads values of batches by float(), int() or NumPy"
+TRACEABLE = "read values with item() or tolist() after step: these numbers are followed, and may not reach a loss"
+
 CANDIDATES = 32
 """Records looked at to find one that differs from the record it replaces."""
 
@@ -68,48 +89,52 @@ AS_STARTED = "must be what the run was started with: the same noise must not mee
 
 
 class Kind(IntEnum):
-    """What is done at a step: nothing, recording alone, a check, or a check with moved parameters as well."""
+    """What is done at a step: nothing, recording alone, a check of the losses, of gradients too, or in other circumstances as well."""
 
     NOTHING = 0
     RECORD = 1
-    CHECK = 2
-    THOROUGH = 3
+    LIGHT = 2
+    CHECK = 3
+    THOROUGH = 4
 
 
 @dataclass
 class Checks:
-    """What was checked, for the card: steps recorded, steps run again with replaced records, steps looked at through the model."""
+    """What was checked, for the report: steps recorded, steps run again with replaced records and the most records in one of them, steps
+    looked at through the model, and places of the code that call torch in steps that were not checked alone."""
 
     recorded: int = 0
     replayed: int = 0
     through_model: int = 0
     why: str = ""
+    rows: int = 0
+    unseen: int = 0
     constructed: str = ""
     """How the loss of a record is computed without the other records, where that makes checks unnecessary."""
 
     @property
     def words(self) -> str:
-        """One sentence for the card: what was looked at, and nothing more."""
+        """For the report: what was looked at, and nothing more."""
         if self.constructed:
             return f"isolated by construction: {self.constructed}"
         through = f"at {self.through_model} steps the model was run on changed inputs ({self.why})"
         if self.replayed:
             said = (
-                f"at {self.replayed} steps all operations from batch to losses and gradients were run again with other records in "
-                "some rows: no other example's part changed"
+                f"checked by replay: at {self.replayed} steps, with up to {self.rows} rows, the operations from batch to losses and gradients "
+                "were run again with other records in some rows: no other example's part changed"
             )
+            if self.unseen:
+                said += f"; {self.unseen} places in the code that call torch ran at steps that were not checked alone"
             return f"{said}; {through}" if self.through_model else said
         if self.through_model:
-            return f"{through}: no other example changed; the losses were checked by their gradients alone"
+            return f"not checked by replay: {through}: no other example changed; the losses were checked by their gradients alone"
         return "not checked for examples that mix: no step had a record to replace"
 
 
 @dataclass
 class Watch:
-    """Records and checks the steps of one training. `begin` when a batch is handed out, `end` with its losses, before the sum.
-
-    `batch` is the expected number of units in a step. With it and the number of parameters, both public, a step is long enough for all
-    PARTS of a run to be checked, or not; how many there are is kept, so that a resumed run is cut as it was begun.
+    """Records and checks the steps of one training. `begin` when a batch is handed out, `end` with its losses, before the sum, and
+    `after` when the step is made, until the next batch is asked for (`pause`).
 
     Guarantees: if a checked step mixes examples, or what was kept from one step enters the next, or a resumed run computes something else
     than before, `end` raises, nothing of that step is released, and `require_sound` raises from then on. Once steps were released the
@@ -121,13 +146,13 @@ class Watch:
     records: Source
     randomness: Randomness
     steps: int
-    batch: float
     file: Path
     checks: Checks = field(default_factory=Checks)
     fingerprint: str | None = None
     refusal: DpfyError | None = None
     seconds: float = 0.0
     keeps: bool = True
+    alone: bool = True
 
     def __post_init__(self) -> None:
         self._done = 0
@@ -141,13 +166,21 @@ class Watch:
         self._probe: LossProbe | None = None
         self._batch: tuple[Tensor, ...] = ()
         self._others: list[Tensor] = []
-        work = self.batch * self.records.rows_each * sum(p.numel() for p in trainable(self.model).values())
-        self._parts = PARTS if work >= SHORT else FEW_PARTS
+        self._monitor = Monitor()
+        self._began = time.perf_counter()
+        self._coin = random.Random(self.randomness.key("monitor", 0))
+        self._cost, self._sees, self._second, self._collects = 0.0, False, False, True
+        self._unseen: set[Site] = set()
+        self._cleared: set[Site] = set()
+        self._extra = 0
+        self._seed = int(self.randomness.generator("checks", 1).integers(1 << 40))
+        self._last: tuple[int, str] | None = None
         self._restore()
         rng = self.randomness.generator("checks", 0)
-        edges = np.linspace(2, self.steps, self._parts + 1)
+        edges = np.linspace(2, self.steps, PARTS + 1)
         picks = [int(a + rng.random() * (b - a)) for a, b in pairwise(edges)]
-        self._due = {0, *[step for step in picks if 2 <= step < self.steps]}
+        self._due = {0, 1, *[step for step in picks if 2 <= step < self.steps]}
+        self._cut = {1, *[step for step in picks[4::8] if 2 <= step < self.steps]}
 
     def isolate(self, how: str) -> None:
         """Make no checks in this process: whoever calls computes the loss of each record without the other records, as `how` says.
@@ -156,7 +189,7 @@ class Watch:
         """
         if self._expected is not None or self._done or self.checks.constructed not in ("", how):
             raise InvalidInput("resume losses", f"isolated by construction: {how}", AS_STARTED)
-        self._isolated, self._due = True, set()
+        self._isolated, self._due, self._cut = True, set(), set()
         self.checks.constructed = how
         self._store(None)
 
@@ -164,22 +197,42 @@ class Watch:
         """What is to be done at `step`."""
         if self._isolated:
             return Kind.NOTHING
+        if not self.checks.replayed and (step in self._due or self._pending):
+            return Kind.THOROUGH
+        if step in self._cut:
+            return Kind.CHECK
         if step in self._due or self._pending:
-            return Kind.CHECK if self.checks.replayed else Kind.THOROUGH
-        return Kind.RECORD if self._done < 2 or step + 1 in self._due else Kind.NOTHING
+            return Kind.LIGHT
+        if self._done < 2 or step + 1 in self._cut or self._suspects(step):
+            return Kind.RECORD
+        return Kind.LIGHT if self._time_left(step) else Kind.NOTHING
+
+    def _suspects(self, step: int) -> bool:
+        """Whether code ran that no check has seen, and there is room for recording it."""
+        return bool(self._unseen) and self._extra < EXTRA + step // 100
+
+    def _time_left(self, step: int) -> bool:
+        """Whether to look at a step beside those that are due: at a drawn one, as long as that takes little of the run's time."""
+        if not self.alone or compiled() or self.seconds > SHARE * (time.perf_counter() - self._began):
+            return False
+        return self.randomness.key("further checks", step, 1)[0] % CHANCE == 0
 
     def pieces(
         self, step: int, indices: NDArray[np.int64], most: int, row_multiple: int
     ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-        """The physical batches of a step. One that is due for a check begins with few records, but with two rows at least.
+        """The physical batches of a step. One that is due for a check has two rows at least; one whose gradients are checked begins with
+        few records: with half of them where there are few anyway, so that batches of two sizes are seen.
 
         Guarantees: a function of the run's secret and the arguments alone, so that a resumed run cuts as before, and steps can be cut
         ahead.
         """
         if step not in self._due or row_multiple >= most > 1:
             return list(physical(indices, most, row_multiple=row_multiple))
-        few = row_multiple * -(-min(ROWS, max(2, most // MEMORY)) // row_multiple)
-        first = max(2, min(few if len(indices) > 2 * few else len(indices), most))
+        first = most
+        if step in self._cut:
+            few = row_multiple * -(-min(ROWS, max(2, most // MEMORY)) // row_multiple)
+            first = few if len(indices) > 2 * few else row_multiple * -(-max(2, -(-len(indices) // 2)) // row_multiple)
+        first = max(2, min(first, len(indices), most))
         least = max(2, row_multiple) if len(indices[:first]) == 1 else row_multiple
         return [
             *physical(indices[:first], max(2, most), row_multiple=least),
@@ -195,28 +248,53 @@ class Watch:
 
         What was begun and never ended is left.
         """
-        self.close()
         if self.checks.constructed and not self._isolated:
             raise InvalidInput("resume losses", "computed from a whole batch", AS_STARTED)
+        if self._recorder is not None:
+            self.close()
         self._kind = self.kind(step) if first else Kind.NOTHING
-        if self._kind is Kind.RECORD and step != 1 and step + 1 not in self._due and compiled():
+        if self._kind is Kind.RECORD and step != 1 and step + 1 not in self._cut and compiled():
             # Compiled code runs as it was written while it is recorded, and may round otherwise: a resumed run must not do so where the
             # run before it did not. Another computation is found by the journal of sums.
             self._kind = Kind.NOTHING
-        if self._kind >= Kind.CHECK:
+        if self._kind >= Kind.LIGHT:
             self._pending = len(batch[0]) < 2
             self._kind = Kind.RECORD if self._pending else self._kind
+        self._step, self._sees = step, self._monitored()
+        if self._sees:
+            self._monitor.forward(batch, recorded=self._kind is not Kind.NOTHING)
         if self._kind is Kind.NOTHING:
             return
-        self._step, self._batch = step, batch
-        self._recorder = OperationRecorder()
+        self._batch = batch
+        self._recorder = OperationRecorder(self._monitor if self._sees else None)
         program = self._recorder.program
-        program.carried = self._carried
+        program.carried = self._carried | self._kept()
         program.mark(batch, BATCH)
         program.mark(self.records.held, DATA)
-        if self._kind >= Kind.CHECK:
+        if self._kind >= Kind.LIGHT and not self.checks.replayed:
             self._probe = LossProbe(self.model, self.records.rows_each)
+        self._collects = gc.isenabled()
+        gc.disable()  # it would go through all objects of the process for those made here, which are freed at once
         self._recorder.start()
+
+    def _monitored(self) -> bool:
+        """Whether the monitor sees this batch: always where steps are long, two in a row now and then where it would cost too much."""
+        if not self.alone or self._isolated or compiled():
+            return False
+        if self._sees and not self._second:
+            self._second = True  # what the batch before this one left behind is used now
+            return True
+        self._second = False
+        if self._kind is not Kind.NOTHING:
+            return True
+        return 2 * self._coin.random() * self._cost < FREE + WATCHING * (time.perf_counter() - self._began)
+
+    def _kept(self) -> dict[int, StorageWeakRef]:
+        """By address, the storages of tensors that the loop made of earlier batches; never those of weights or of this batch."""
+        mine = [*self.model.parameters(), *self.model.buffers(), *self._batch]
+        known = {t.untyped_storage()._cdata for t in mine if t.layout is torch.strided}
+        storages = [t.untyped_storage() for t in self._monitor.kept() if t.layout is torch.strided]
+        return {s._cdata: StorageWeakRef(s) for s in storages if s._cdata not in known}
 
     @property
     def looking(self) -> bool:
@@ -225,6 +303,12 @@ class Watch:
 
     def end(self, losses: Tensor, released: bool) -> None:
         """Check the recorded step. `released` says whether anything was released before it."""
+        if self._sees:
+            monitor = self._monitor
+            monitor.leave()
+            self._cost += CALL * (CALLS + len(monitor.now))
+            if not (monitor.now <= monitor.checked and monitor.reused <= self._cleared and monitor.copied <= self._cleared):
+                self._unseen |= monitor.new | ((monitor.reused | monitor.copied) - self._cleared)
         if self._recorder is None:
             return
         started = time.perf_counter()
@@ -239,10 +323,23 @@ class Watch:
             self.close()
             self.seconds += time.perf_counter() - started
 
+    def after(self) -> None:
+        """The step is made: see what the loop does with its batch until it asks for the next."""
+        if self._sees:
+            self._monitor.after()
+
+    def pause(self) -> None:
+        """The loop has asked for the next batch, or ends."""
+        if self._sees:
+            self._monitor.leave()
+
     def close(self) -> None:
         """Stop recording. Calling it twice does no harm."""
+        self._monitor.leave()
         if self._recorder is not None:
             self._recorder.stop()
+            if self._collects:
+                gc.enable()
         if self._probe is not None:
             self._probe.close()
         self._recorder = self._probe = None
@@ -254,33 +351,47 @@ class Watch:
             raise self.refusal
 
     def _check(self, losses: Tensor) -> None:
-        recorder = self._recorder
+        recorder, monitor = self._recorder, self._monitor
         assert recorder is not None
         recorder.stop()
-        program, kind = recorder.program, self._kind
+        program = recorder.program
+        if self._kind is Kind.RECORD and len(losses) > 1 and self._unseen & monitor.now:
+            self._kind = Kind.CHECK if self.checks.replayed else Kind.THOROUGH
+        kind = self._kind
+        self._extra += bool(self._unseen)
         try:
             self._examine(recorder, losses)
-            self.checks.replayed += kind >= Kind.CHECK
+            if kind >= Kind.LIGHT:
+                self.checks.replayed += 1
+                self.checks.rows = max(self.checks.rows, len(losses))
         except Unrecordable as problem:
             self.checks.why = str(problem)
             if any(operation.read for operation in program.operations):
                 raise Unsupported(READ, UNREAD) from None
-            if kind >= Kind.CHECK:
+            if self._probe is not None:
                 self._through_model(losses)
+        if kind >= Kind.LIGHT:
+            monitor.checked |= monitor.now
+        self._cleared |= monitor.reused
+        self._unseen -= self._cleared | monitor.checked
         self._carried = program.alive(BATCH | CARRIED)
         self.checks.recorded += 1
+        self.checks.unseen = len(self._unseen)
         self._done += 1
 
     def _examine(self, recorder: OperationRecorder, losses: Tensor) -> None:
-        program = recorder.program
+        program, kind = recorder.program, self._kind
         _require_recorded(program)
         end, params = len(program.operations), list(trainable(self.model).values())
         check_flow(program, program.ref(losses), [*self.model.parameters(), *self.model.buffers()])
-        if self._done < 2 or self._kind >= Kind.CHECK:
+        if self._done < 2 or kind >= Kind.CHECK or self._unseen:
             self._compare(program, end, losses)
-        if self._kind < Kind.CHECK:
+        if kind < Kind.LIGHT:
             return
         rows = self._rows_to_replace(len(losses))
+        if kind is Kind.LIGHT or not _has_room(program, losses.device):
+            self._check_forward(program, losses, rows, thorough=kind is Kind.THOROUGH)
+            return
         weights = torch.ones_like(losses)
         recorder.start()
         try:
@@ -288,14 +399,33 @@ class Watch:
         finally:
             recorder.stop()
         _require_recorded(program)
-        if self._kind is Kind.CHECK:
-            check_apart(program, seen, losses, [self._replacement(losses, rows, self._step % 3)], {})
+        change = self._replacement(losses, rows, self._step % HALVES)
+        plain = check_apart(program, seen, losses, [change])
+        if kind is Kind.THOROUGH:
+            check_sum(program, seen, change, plain)
+            self._check_forward(program, losses, rows, thorough=True)
+        else:
+            drawn = any(operation.random is not None for operation in program.operations)
+            self._vary(program, losses, change, [Variation(seed=self._seed + SEEDS * self._step + k) for k in range(SEEDS * drawn)])
+
+    def _check_forward(self, program: Program, losses: Tensor, rows: Tensor, thorough: bool) -> None:
+        """Check the losses alone; if `thorough`, with all ways of replacing records, and with other weights and switches."""
+        seen = Observed.forward(program, losses)
+        if not thorough:
+            way = self._step % self._ways if self._step % 2 else self._step // 2 % HALVES
+            check_losses(program, seen, losses, self._replacement(losses, rows, way))
             return
-        changes = [self._replacement(losses, rows, way) for way in range(3)]
-        plain = check_apart(program, seen, losses, changes, {})
-        check_sum(program, seen, changes[0], plain)
+        check_apart(program, seen, losses, [self._replacement(losses, rows, way) for way in range(self._ways)])
+        known = [program.ref(t).storage for t in (*self.model.parameters(), *self._batch)]
+        moved = moved_parameters(program, list(trainable(self.model).values()), self._step) | moved_switches(program, known)
         far = Replacement(self._batch, self._other_records(~rows, 1.0 if codes(program) else FAR), ~rows)
-        check_apart(program, seen, losses, [far], moved_parameters(program, params, self._step))
+        self._vary(program, losses, far, [Variation(moved, moved_constants(program), self._seed)])
+
+    def _vary(self, program: Program, losses: Tensor, change: Replacement, variations: Sequence[Variation]) -> None:
+        """Check the losses in other circumstances than those of the step."""
+        for variation in variations:
+            with suppress(Unrecordable):  # numbers for which its operations are not made
+                check_apart(program, Observed.forward(program, losses), losses, [change], variation)
 
     def _through_model(self, losses: Tensor) -> None:
         """Where no recording can be made: gradients of the losses at other examples, and the model on changed inputs."""
@@ -324,6 +454,11 @@ class Watch:
                 raise InvalidInput("resume losses", what, AS_STARTED)
             self.fingerprint, self._expected = self._expected, None
             return
+        last, self._last = self._last, (self._step, mark)
+        if last is not None and last[0] + 1 == self._step and self._monitor.copied:
+            if (name := changed_constants(last[1], mark)) is not None:
+                raise Unsupported(f"{UNTRACEABLE} (in {name})", TRACEABLE)
+            self._cleared |= self._monitor.copied
         if self.fingerprint is not None:
             if (name := scaled_by_size(self.fingerprint, mark)) is not None:
                 raise Unsupported(f"losses that depend on the number of records in the batch (in {name})", APART)
@@ -342,9 +477,23 @@ class Watch:
         return torch.from_numpy(picked).to(self._batch[0].device)
 
     def _replacement(self, losses: Tensor, rows: Tensor, way: int) -> Replacement:
-        """Other records in `rows`, or copies of the record with the largest or the smallest loss: a mean of the batch moves most."""
-        fields = self._other_records(rows) if way == 0 else self._copies(rows, losses.argmax() if way == 1 else losses.argmin())
-        return Replacement(self._batch, fields, rows)
+        """Other records in `rows`, or copies of the record with the largest or the smallest loss: a mean of the batch moves most.
+
+        Further ways leave one record alone and put copies of another in all other rows: the two with the largest or smallest losses, or
+        values of a field. What the batch has most of, or only once, is then gone.
+        """
+        if way == 0:
+            return Replacement(self._batch, self._other_records(rows), rows)
+        if way < HALVES:
+            return Replacement(self._batch, self._copies(rows, losses.argmax() if way == 1 else losses.argmin()), rows)
+        sizes = [losses.detach(), *[_size(t) for t in self._batch]][(way - HALVES) // 2 % (1 + len(self._batch))]
+        first, second = sizes.argsort(descending=way % 2 == 0)[:2]
+        rows = torch.arange(len(rows), device=rows.device) != first
+        return Replacement(self._batch, self._copies(rows, second), rows)
+
+    @property
+    def _ways(self) -> int:
+        return HALVES + 2 * (1 + min(len(self._batch), FIELDS))
 
     def _copies(self, rows: Tensor, source: Tensor) -> list[Tensor]:
         return [torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), mine[source], mine) for mine in self._batch]
@@ -385,7 +534,7 @@ class Watch:
         """Rank 0 keeps what was seen; any rank a refusal."""
         if not self.keeps and refusal is None:
             return
-        content = {"fingerprint": self.fingerprint, "refusal": refusal, "checks": asdict(self.checks), "parts": self._parts}
+        content = {"fingerprint": self.fingerprint, "refusal": refusal, "checks": asdict(self.checks)}
         write_atomically(self.file, json.dumps(content).encode(), mode=PRIVATE_MODE)
 
     def _restore(self) -> None:
@@ -394,11 +543,8 @@ class Watch:
         try:
             content = json.loads(self.file.read_bytes())
             self._expected, refusal = content["fingerprint"], content["refusal"]
-            self._parts = content.get("parts", PARTS)  # runs of before there were fewer for short steps
-            if type(self._parts) is not int or self._parts not in (PARTS, FEW_PARTS, *PARTS_BEFORE):
-                raise ValueError("parts")
             self.checks = Checks(**content["checks"])
-            counts = (self.checks.recorded, self.checks.replayed, self.checks.through_model)
+            counts = (self.checks.recorded, self.checks.replayed, self.checks.through_model, self.checks.rows, self.checks.unseen)
             if not all(type(n) is int for n in counts) or not all(
                 isinstance(told, str) for told in (self.checks.why, self.checks.constructed)
             ):
@@ -413,6 +559,20 @@ class Watch:
             raise Corrupt(f"checkpoint/{self.file.name}", "is damaged: start a new run") from None
         if refusal is not None:
             raise Unsupported(f"a run that was refused ({refusal})", "start a new run")
+
+
+def _size(field: Tensor) -> Tensor:
+    """One number for each row of a field: the value itself where there is one."""
+    return field.detach().reshape(len(field), -1).double().nan_to_num().sum(1)
+
+
+def _has_room(program: Program, device: torch.device) -> bool:
+    """Whether the memory holds the activations of a backward pass twice more."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 3 * program.held_bytes < free
 
 
 def _require_recorded(program: Program) -> None:

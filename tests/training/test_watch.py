@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.training.watch import FEW_PARTS, PARTS, SHORT, Checks, Kind, Watch
+from dpfy.training.watch import PARTS, Checks, Kind, Watch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import watched
@@ -143,49 +143,39 @@ def opened(path: Path, model: nn.Module, **options: Any) -> Watch:
     return made.watch
 
 
-def large() -> nn.Module:
-    """A model whose steps are not short: the parameters of one layer times 12 expected records."""
-    return net(nn.Linear(WIDTH, -(-SHORT // (12 * WIDTH))), nn.Linear(-(-SHORT // (12 * WIDTH)), 1))
-
-
-@pytest.mark.parametrize(("make", "parts"), [(large, PARTS), (net, FEW_PARTS)])
-def test_checks_lie_in_every_part_of_the_run_and_follow_the_secret(make: Any, parts: int, tmp_path: Path) -> None:
-    due = [sorted(opened(tmp_path / str(k), make(), steps=1000, seed=seed)._due) for k, seed in enumerate((1, 1, 2))]
+def test_checks_lie_in_every_part_of_the_run_and_follow_the_secret(tmp_path: Path) -> None:
+    due = [sorted(opened(tmp_path / str(k), net(), steps=1000, seed=seed)._due) for k, seed in enumerate((1, 1, 2))]
     assert due[0] == due[1] != due[2]
-    assert [due[0][0], *[step * parts // 1000 for step in due[0][1:]]] == [0, *range(parts)]
+    assert due[0][:2] == [0, 1]
+    assert [(step - 2) * PARTS // 998 for step in due[0][2:]] == list(range(PARTS))
 
 
 @pytest.mark.filterwarnings("ignore:run .* unfinished")
 def test_a_resumed_run_is_checked_where_it_was_to_be_checked_when_it_began(tmp_path: Path) -> None:
-    """Also one that a version began which knew no short steps, and so kept no number of parts."""
     torch.manual_seed(0)
-    some_steps(tmp_path, net(), plain, 5)
+    made = some_steps(tmp_path, net(), plain, 5)
+    assert made.watch is not None
+    found = opened(tmp_path, net(), resume=True)
+    assert (found._due, found._cut) == (made.watch._due, made.watch._cut)
     kept = tmp_path / "run" / "checkpoint" / "watch.json"
     content = json.loads(kept.read_bytes())
-    assert content["parts"] == FEW_PARTS
-    for parts in (FEW_PARTS, 2, PARTS):
-        kept.write_text(json.dumps(content | {"parts": parts}))
-        found = opened(tmp_path, net(), resume=True)
-        assert len(found._due) == 1 + parts
-    del content["parts"]
-    kept.write_text(json.dumps(content))
-    assert opened(tmp_path, net(), resume=True)._due == found._due
-    for damaged in (0, 3, True, "4", None, 1 << 40):
-        kept.write_text(json.dumps(content | {"parts": damaged}))
+    for damaged in (0.5, "4", None, True):
+        kept.write_text(json.dumps(content | {"checks": content["checks"] | {"rows": damaged}}))
         with pytest.raises(Corrupt, match=r"checkpoint/watch\.json"):
             some_steps(tmp_path, net(), plain, 8, resume=True)
 
 
 def test_the_step_before_a_check_is_recorded_too(tmp_path: Path) -> None:
     """What it leaves behind is then known when it is used."""
-    watch = opened(tmp_path, large(), steps=200)
-    assert len(watch._due) == 1 + PARTS
+    watch = opened(tmp_path, net(), steps=200)
+    assert len(watch._due) == 2 + PARTS
     assert watch.kind(0) is Kind.THOROUGH
-    watch._done, watch.checks.replayed = 2, 1
-    for step in sorted(watch._due)[1:]:
-        assert watch.kind(step) is Kind.CHECK
-        assert watch.kind(step - 1) >= Kind.RECORD
-    assert sum(watch.kind(step) is Kind.NOTHING for step in range(200)) >= 200 - 2 * PARTS - 2
+    watch._done, watch.checks.replayed, watch.alone = 2, 1, False
+    for step in sorted(watch._due)[2:]:
+        assert watch.kind(step) is (Kind.CHECK if step in watch._cut else Kind.LIGHT)
+        assert watch.kind(step - 1) >= (Kind.RECORD if step in watch._cut else Kind.NOTHING)
+    assert sum(watch.kind(step) is Kind.NOTHING for step in range(200)) >= 200 - PARTS - 4
+    assert len(watch._cut) == 2
 
 
 def unseen(mixing: bool) -> watched.Losses:

@@ -10,29 +10,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.overrides import _pop_mode as pop_function_mode
-from torch.overrides import _push_mode as push_function_mode
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpfy.gradients.tracing import packing
-from dpfy.gradients.tracing.program import Operation, Program, Ref, Unrecordable, filled, outputs_in
+from dpfy.gradients.tracing.modes import leave
+from dpfy.gradients.tracing.monitor import Followed, Monitor, site_of
+from dpfy.gradients.tracing.program import CARRIED, SCRATCH, Operation, Program, Ref, Unrecordable, filled, outputs_in
 
-READS = {
-    "item", "__bool__", "__float__", "__int__", "__index__", "__complex__", "equal", "allclose", "is_nonzero", "__contains__"
-}  # fmt: skip
-"""Calls by which Python learns a value of a tensor, through the dispatcher."""
+NUMBERS = {"item", "__bool__", "__float__", "__int__", "__index__", "__complex__"}
+"""Calls that give Python one number of a tensor. Most ask the dispatcher for it; some of torch's older constructors do not."""
 
-COPIES = {"tolist", "numpy", "__array__", "__dlpack__"}
-"""The same, past the dispatcher."""
+COPIES = {"tolist", "numpy", "__array__", "__dlpack__", "__repr__", "untyped_storage", "storage", "__reduce_ex__"}
+"""Calls that give Python the contents of a tensor past the dispatcher."""
+
+MADE_OF = {"tensor", "as_tensor", "asarray", "new_tensor", "sparse_coo_tensor"}
+"""Calls that make a tensor of Python's numbers, and read tensors that lie in a list past the dispatcher."""
 
 TRUSTED = {"transformers", "peft", "dpfy"}
 """Packages that read values to choose a faster way to the same result (such as no mask where nothing is masked)."""
+
+SEEING = {__name__, Monitor.__module__}
+"""Modules through which the user's calls go."""
 
 GIVES_BACK = frozenset({torch.ops.aten._cudnn_rnn.default})
 """Operations that return, beside what they made, an input as it is: cuDNN its weights, which no schema tells."""
@@ -41,11 +40,12 @@ GIVES_BACK = frozenset({torch.ops.aten._cudnn_rnn.default})
 class OperationRecorder:
     """Writes down a program while it is on. Two modes of torch: one sees the operations, one what Python reads."""
 
-    def __init__(self) -> None:
-        self.program = Program()
+    def __init__(self, monitor: Monitor | None = None) -> None:
+        """`monitor` is told of calls of torch's functions, from the first `start` to the first `stop`."""
+        self.program, self.monitor = Program(), monitor
         self._operations, self._functions = _Operations(self), _Functions(self)
         self._eager: AbstractContextManager[Any] = nullcontext()
-        self.outer: str | None = None
+        self.outer: tuple[str, Any, Any] = ("", (), {})
         self.on = False
 
     def start(self) -> None:
@@ -58,10 +58,11 @@ class OperationRecorder:
 
     def stop(self) -> None:
         """End. Calling it twice does no harm; modes that others entered meanwhile stay."""
+        self.monitor = None
         if self.on:
             self.on = False
-            _leave(self._operations, _get_current_dispatch_mode_stack, _pop_mode, _push_mode)
-            _leave(self._functions, _get_current_function_mode_stack, pop_function_mode, push_function_mode)
+            leave(self._operations)
+            leave(self._functions)
             self._eager.__exit__(None, None, None)
 
     def see(self, call: Any, args: Any, kwargs: Any) -> Any:
@@ -70,13 +71,15 @@ class OperationRecorder:
         if program.problem is not None or not self.on:
             return call(*args, **kwargs)
         try:
-            before = self._before(call, args, kwargs)
+            with torch._C.DisableTorchFunction():  # what is asked of tensors here is no call of the user's
+                before = self._before(call, args, kwargs)
         except Unrecordable as problem:
             program.problem = str(problem)
             return call(*args, **kwargs)
         result = call(*args, **kwargs)
         try:
-            self._after(before, result)
+            with torch._C.DisableTorchFunction():
+                self._after(before, result)
         except Unrecordable as problem:
             program.problem = str(problem)
         return result
@@ -109,7 +112,9 @@ class OperationRecorder:
         for ref in operation.inputs:
             origin |= program.origin.get(ref.storage, 0)
         plain = not operation.outputs and result is not None
-        operation.read = plain and bool(origin) and self.outer in READS and not _trusted(sys._getframe())
+        if origin and (plain or _shaped_by_values(operation)) and not _trusted(sys._getframe()):
+            operation.read = plain and not _only_checks(*self.outer)
+            operation.shaped = not plain
         operation.view = not plain and not operation.written and all(r.storage in seen for r in operation.outputs)
         if origin and not operation.view:
             given = seen if operation.call in GIVES_BACK else set()
@@ -127,6 +132,28 @@ class OperationRecorder:
             return
         if self.program.origin.get(ref.storage, 0) and not _trusted(sys._getframe()):
             self.program.operations.append(Operation(_same, ((ref,), {}), [ref], [], [], read=True))
+
+    def called(self, name: str, args: Any, func: Callable[[], Any]) -> Any:
+        """Call a function of torch; write down what it reads without telling the dispatcher, and where numbers of earlier steps go."""
+        if any(isinstance(value, Followed) for value in args):
+            result = func()
+            made = outputs_in(result) or [t for t in args[:1] if isinstance(t, Tensor) and name.endswith("_")]
+            self.program.mark([t for t in made if t.layout is torch.strided], CARRIED)
+            return result
+        if name in COPIES and args and isinstance(args[0], Tensor):
+            self.copied(args[0])
+        elif name in MADE_OF:
+            for t in (t for arg in args if isinstance(arg, list | tuple) for t in outputs_in(arg)):
+                self.copied(t)
+        elif name == "tensor_split" and len(args) > 1 and isinstance(args[1], Tensor):
+            self.copied(args[1])
+        elif name in NUMBERS and args and isinstance(args[0], Tensor):
+            before = len(self.program.operations)
+            result = func()
+            if self.program.problem is None and not any(o.read for o in self.program.operations[before:]):
+                self.copied(args[0])
+            return result
+        return func()
 
 
 class _Operations(TorchDispatchMode):
@@ -150,16 +177,23 @@ class _Functions(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        recorder, name = self._recorder, getattr(func, "__name__", "")
-        outer, recorder.outer = recorder.outer, name
+        recorder, name, kwargs = self._recorder, getattr(func, "__name__", ""), kwargs or {}
+        outer, recorder.outer = recorder.outer, (name, args, kwargs)
         try:
-            if name in COPIES and args and isinstance(args[0], Tensor) and recorder.on and recorder.program.problem is None:
-                recorder.copied(args[0])
-            if name in (packing.PACK, packing.PAD) and recorder.on and recorder.program.problem is None:
-                return packing.called(recorder.program, name, func, args, kwargs or {})
-            return func(*args, **(kwargs or {}))
+            if recorder.monitor is None:
+                return self._call(func, name, args, kwargs)
+            return recorder.monitor.seen(site_of(func), func, args, kwargs, lambda *a, **k: self._call(func, name, a, k))
         finally:
             recorder.outer = outer
+
+
+    def _call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        recorder = self._recorder
+        if not recorder.on or recorder.program.problem is not None:
+            return func(*args, **kwargs)
+        if name in (packing.PACK, packing.PAD):
+            return packing.called(recorder.program, name, func, args, kwargs)
+        return recorder.called(name, (*args, *kwargs.values()), lambda: func(*args, **kwargs))
 
 
 def compiled() -> bool:
@@ -172,22 +206,27 @@ def _same(t: Tensor) -> Any:
     return t.clone()
 
 
-def _leave(mode: Any, stack: Callable[[], list[Any]], pop: Callable[[], Any], push: Callable[[Any], Any]) -> None:
-    """Take `mode` off its stack, also from below others."""
-    above = []
-    while stack() and stack()[-1] is not mode:
-        above.append(pop())
-    if stack():
-        mode.__exit__(None, None, None)
-    for other in reversed(above):
-        push(other)
+def _shaped_by_values(operation: Operation) -> bool:
+    """Whether the shapes of what it gives follow from values: the rows that a mask keeps, how many numbers are not zero."""
+    if torch.Tag.dynamic_output_shape not in operation.call.tags:
+        return False
+    if operation.call is torch.ops.aten.index.Tensor:
+        return any(ref.dtype in (torch.bool, torch.uint8) for ref in operation.inputs[1:])
+    return operation.call not in SCRATCH
+
+
+def _only_checks(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a function of torch reads values only to refuse wrong ones: `one_hot` with the number of classes given."""
+    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+    return name == "one_hot" and isinstance(classes, int) and classes >= 0
 
 
 def _trusted(frame: Any) -> bool:
     """Whether the code that asks, next to torch, belongs to a package that reads values for speed only."""
     while frame is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package != "torch" and frame.f_globals.get("__name__") != __name__:
+        name = frame.f_globals.get("__name__", "")
+        package = name.partition(".")[0]
+        if package != "torch" and name not in SEEING:
             return package in TRUSTED
         frame = frame.f_back
     return False

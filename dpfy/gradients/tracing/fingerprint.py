@@ -88,6 +88,17 @@ def joined(old: str, new: str) -> str:
     return json.dumps(before, separators=(",", ":"))
 
 
+def changed_constants(old: str, new: str) -> str | None:
+    """An operation whose real constants differ between two steps that do the same otherwise, or "a tensor" where its contents differ."""
+    before, now = json.loads(old)["nodes"], json.loads(new)["nodes"]
+    for mark, uses in before.items():
+        theirs = now.get(mark, [])
+        if len(uses) == len(theirs) == 1 and uses[0][1] != theirs[0][1] and ANY not in (uses[0][1], theirs[0][1]):
+            return _kind(uses[0][0])
+    calls = [sorted(_kind(uses[0][0]) for uses in nodes.values()) for nodes in (before, now)]
+    return "a tensor from outside" if before.keys() != now.keys() and calls[0] == calls[1] else None
+
+
 def scaled_by_size(old: str, new: str) -> str | None:
     """The arithmetic operation whose constant is proportional to the number of examples, or to its inverse, in both steps."""
     before, now = json.loads(old), json.loads(new)

@@ -5,7 +5,8 @@ What counts as a part is what the engine will make a contribution of: the loss, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.gradients.contributions.rounding import of_factors
 from dpfy.gradients.tracing.packing import MASK, PADDED, KeptLengths
 from dpfy.gradients.tracing.program import (
+    AS_IT_WAS,
     BATCH,
     CARRIED,
     DATA,
@@ -26,6 +28,7 @@ from dpfy.gradients.tracing.program import (
     Ref,
     Reshaped,
     Unrecordable,
+    Variation,
     behind_attention,
 )
 from dpfy.gradients.tracing.tape import Tape
@@ -42,6 +45,9 @@ EXACT = ("cpu",)
 """Devices on which the same work gives the same bits. Elsewhere kernels may add in any order."""
 REPEATS, UNSTEADY = 3, 16.0
 """Elsewhere: runs of the same work that show how far its numbers move by themselves, and how many times as far is still taken for that."""
+
+SWITCHES = {"mul", "mul_", "div", "div_", "add", "add_", "sub", "sub_", "lerp", "lerp_", "addcmul", "addcmul_"}
+"""Operations in which a constant 0 or 1 may be a switch."""
 
 RESHAPED = (
     "keep every row and mask what does not count (torch.where); experts of transformers do with "
@@ -61,7 +67,7 @@ class Observed:
     layers got then.
     """
 
-    weights: Ref
+    weights: Ref | None
     losses: Ref
     gradients: list[Ref]
     reports: list[tuple[Ref, list[Ref]]]
@@ -71,7 +77,12 @@ class Observed:
     def refs(self) -> list[Ref]:
         """All of it."""
         saved = [r for grad, saved in self.reports for r in (grad, *saved)]
-        return [self.weights, self.losses, *self.gradients, *saved]
+        return [*([] if self.weights is None else [self.weights]), self.losses, *self.gradients, *saved]
+
+    @classmethod
+    def forward(cls, program: Program, losses: Tensor) -> Observed:
+        """The losses alone, without a backward pass."""
+        return cls(None, program.ref(losses), [], [], [])
 
 
 def observe(program: Program, losses: Tensor, weights: Tensor, engine: Any, params: Sequence[nn.Parameter]) -> Observed:
@@ -130,64 +141,108 @@ class Replacement:
     fields: Sequence[Tensor]
     rows: Tensor
 
-    def contents(self, program: Program, weights: Ref) -> Contents:
+    def contents(self, program: Program, weights: Ref | None) -> Contents:
         """By storage, what a run of the program with the replaced records starts from; the replaced have weight 0."""
         found = {program.ref(t).storage: new.clone() for t, new in zip(self.batch, self.fields, strict=True)}
-        found[weights.storage] = torch.where(self.rows, 0.0, 1.0).to(weights.dtype)
+        if weights is not None:
+            found[weights.storage] = torch.where(self.rows, 0.0, 1.0).to(weights.dtype)
         return {storage: t.untyped_storage() for storage, t in found.items()}
 
-    def original(self, program: Program, weights: Ref) -> Contents:
+    def original(self, program: Program, weights: Ref | None) -> Contents:
         """The same without the replacement."""
         return Replacement(self.batch, self.batch, self.rows).contents(program, weights)
 
 
-def check_apart(program: Program, seen: Observed, losses: Tensor, changes: Sequence[Replacement], moved: Contents) -> Memory:
+def check_apart(
+    program: Program, seen: Observed, losses: Tensor, changes: Sequence[Replacement], variation: Variation = AS_IT_WAS
+) -> Memory:
     """Run the program as it was and with each of `changes`, all of the same rows; refuse it if a part of another example differs.
 
-    `moved` holds other contents for the parameters' storages, in all runs; with none, the first run must give `losses` again. Returns
-    that run, in which the rows to be replaced have weight 0.
+    `variation` holds in all runs; without one, the first run must give `losses` again. Returns that run, in which the rows to be
+    replaced have weight 0.
 
     Guarantees: raises :class:`Unsupported` where they differ (on a CPU, in a single bit), where a value that Python read differs and
     where a shape does; :class:`Unrecordable` if the program does not give the losses that it was recorded with.
     """
     kept = KeptLengths.of(program)
-    keep, original = [*seen.refs, *kept.refs], changes[0].original(program, seen.weights) | moved
-    plain = _run(program, original, keep)
-    if not moved and not _equal(plain.at(seen.losses), losses.detach(), rounding=True):
+    runs = _Runs(program, seen, kept, variation)
+    original = changes[0].original(program, seen.weights)
+    plain = runs.run(original)
+    if not variation and not _equal(plain.at(seen.losses), losses.detach(), rounding=True):
         raise Unrecordable("operations that give other losses when they are run again")
-    if program.padded and _differs(plain, _run(program, original | kept.filled(), keep), seen, torch.zeros_like(changes[0].rows)):
+    if program.padded and _differs(plain, runs.run(original | kept.filled()), seen, torch.zeros_like(changes[0].rows)):
         raise Unsupported(PADDED, MASK)
     for changed in changes:
-        contents = changed.contents(program, seen.weights) | moved
+        contents = changed.contents(program, seen.weights)
         for packed in kept.contents(plain, changed.rows, contents):
-            _check_same(program, seen, kept, plain, (original, contents | packed), changed.rows)
+            runs.check_same(plain, original, contents | packed, changed.rows)
     return plain
 
 
-def _check_same(
-    program: Program, seen: Observed, kept: KeptLengths, plain: Memory, contents: tuple[Contents, Contents], rows: Tensor
-) -> None:
-    """Run the program from the second of `contents`; refuse it where a part of an example that is not in `rows` differs from `plain`."""
-    try:
-        other = _run(program, contents[1], [*seen.refs, *kept.refs])
-    except Reshaped as problem:
-        what = f"a step whose shapes depend on the values of the batch ({problem})"
-        raise Unsupported(what, RESHAPED) from None
-    if any(not _equal_values(a, b) for a, b in zip(plain.reads, other.reads, strict=True)):
-        raise Unsupported(READ, UNREAD)
-    if _differs(plain, other, seen, rows) or kept.differ(plain, other, rows):
-        steps = (
-            {} if kept.refs else _unsteady(program, contents[0], [*seen.gradients, *(grad for grad, _ in seen.reports)], plain)
-        )
-        if steps and not _differs(plain, other, seen, rows, steps):
-            return
-        raise Unsupported(f"{MIXED}{_culprit(program, *contents, rows, seen)}", APART)
+def check_losses(program: Program, seen: Observed, losses: Tensor, change: Replacement) -> None:
+    """The same for the losses alone, in one run: what was recorded is what they must be. Only if they are not is the step run again too."""
+    simple = not program.packed and not program.padded and not any(o.read or o.shaped for o in program.operations)
+    if simple:
+        with suppress(Reshaped):
+            other = _run(program, change.contents(program, None), seen.refs)
+            if torch.equal(other.at(seen.losses)[~change.rows], losses.detach()[~change.rows]):
+                return
+    check_apart(program, seen, losses, [change])
 
 
-def _run(program: Program, contents: Contents, keep: list[Ref]) -> Memory:
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of one program in one variation."""
+
+    program: Program
+    seen: Observed
+    kept: KeptLengths
+    variation: Variation
+
+    def run(self, contents: Contents) -> Memory:
+        """Run the program; what is kept of it is what must not change."""
+        return _run(self.program, contents, [*self.seen.refs, *self.kept.refs], self.variation)
+
+    def check_same(self, plain: Memory, original: Contents, contents: Contents, rows: Tensor) -> None:
+        """Run the program from `contents`; refuse it where a part of an example that is not in `rows` differs from `plain`."""
+        seen, kept = self.seen, self.kept
+        try:
+            other = self.run(contents)
+        except Reshaped as problem:
+            what = f"a step whose shapes depend on the values of the batch ({problem})"
+            raise Unsupported(what, RESHAPED) from None
+        if any(not _equal_values(a, b) for a, b in zip(plain.reads, other.reads, strict=True)):
+            raise Unsupported(READ, UNREAD)
+        if _differs(plain, other, seen, rows) or kept.differ(plain, other, rows):
+            numbers = [*seen.gradients, *(grad for grad, _ in seen.reports)]
+            steps = {} if kept.refs else _unsteady(self.program, original, numbers, plain)
+            if steps and not _differs(plain, other, seen, rows, steps):
+                return
+            raise Unsupported(f"{MIXED}{self._culprit(original, contents, rows)}", APART)
+
+    def _culprit(self, original: Contents, contents: Contents, rows: Tensor) -> str:
+        """The first operation after which rows that were not replaced differ, in words; nothing if there is none to be found.
+
+        Packed sequences lie in an order of their own, in which rows cannot be told.
+        """
+        program, variation = self.program, self.variation
+        if program.packed:
+            return ""
+        plain, other = (Memory(program, variation.contents | start, variation) for start in (original, contents))
+        with program.aside():
+            for operation in program.needed(self.seen.refs):
+                plain.do(operation)
+                other.do(operation)
+                for ref in () if "empty" in _name(operation) else operation.outputs:
+                    if (ref.shape or ref.dtype.is_floating_point) and _outside(plain.at(ref) != other.at(ref), rows):
+                        return f", first seen after {_name(operation)}, shape {list(ref.shape)}"
+        return ""
+
+
+def _run(program: Program, contents: Contents, keep: list[Ref], variation: Variation = AS_IT_WAS) -> Memory:
     """Run the program; an operation that fails, which tells nothing about mixing, makes it one that cannot be run again."""
     try:
-        return program.run(contents, keep)
+        return program.run(contents, keep, variation)
     except (RuntimeError, IndexError, ValueError, TypeError) as problem:
         # Its message may hold values of records.
         raise Unrecordable(f"operations that fail on other records, {type(problem).__name__}") from None
@@ -346,24 +401,6 @@ def moved_parameters(program: Program, params: Sequence[nn.Parameter], seed: int
     return found
 
 
-def _culprit(program: Program, original: Contents, contents: Contents, rows: Tensor, seen: Observed) -> str:
-    """The first operation after which rows that were not replaced differ, in words; nothing if there is none to be found.
-
-    Packed sequences lie in an order of their own, in which rows cannot be told.
-    """
-    if program.packed:
-        return ""
-    plain, other = Memory(program, dict(original)), Memory(program, dict(contents))
-    with program.aside():
-        for operation in program.needed(seen.refs):
-            plain.do(operation)
-            other.do(operation)
-            for ref in () if "empty" in _name(operation) else operation.outputs:
-                if (ref.shape or ref.dtype.is_floating_point) and _outside(plain.at(ref) != other.at(ref), rows):
-                    return f", first seen after {_name(operation)}, shape {list(ref.shape)}"
-    return ""
-
-
 def _outside(differs: Tensor, rows: Tensor) -> bool:
     """Whether elements differ that lie in the replaced rows of no dimension."""
     if not bool(differs.any()):
@@ -376,6 +413,43 @@ def _outside(differs: Tensor, rows: Tensor) -> bool:
                 if not bool((flat & ~folded).any()):
                     return False
     return True
+
+
+def moved_constants(program: Program) -> dict[int, Any]:
+    """By operation, other arguments for those that multiply or mix by 0 or 1: a switch that is off, and may be on at another step."""
+    found = {}
+    for operation in program.operations:
+        if _name(operation) not in SWITCHES or not _of_batch(program, operation):
+            continue
+        args, kwargs = operation.arguments
+        moved = tuple([_half(a) for a in args]), {k: _half(a) if k in ("alpha", "weight", "value") else a for k, a in kwargs.items()}
+        if moved != (args, kwargs):
+            found[id(operation)] = moved
+    return found
+
+
+def _of_batch(program: Program, operation: Operation) -> bool:
+    """Whether real numbers of the batch are among what it takes, and what it gives."""
+    real = all(r.dtype.is_floating_point for r in (*operation.outputs, *operation.written))
+    return real and any(program.origin.get(r.storage, 0) & BATCH for r in operation.inputs)
+
+
+def _half(value: Any) -> Any:
+    return 0.5 if type(value) in (int, float) and value in (0, 1) else value
+
+
+def moved_switches(program: Program, known: Collection[int]) -> Contents:
+    """Contents for single numbers from outside that are 0 or 1 and neither batch nor weight (`known`, by storage): see `moved_constants`."""
+    found: Contents = {}
+    for index, storage in program.outside.items():
+        if index in known or index in program.initial or program.origin.get(index, 0):
+            continue
+        refs = {r for o in program.operations for r in o.inputs if r.storage == index}
+        if len(refs) == 1 and not (ref := next(iter(refs))).shape and ref.dtype.is_floating_point:
+            value = torch.empty(0, dtype=ref.dtype, device=ref.device).set_(storage, ref.offset, (), ())  # type: ignore[call-overload]
+            if storage.nbytes() == ref.dtype.itemsize and float(value) in (0.0, 1.0):
+                found[index] = torch.full((1,), 0.5, dtype=ref.dtype, device=ref.device).untyped_storage()
+    return found
 
 
 def _name(operation: Operation) -> str:

@@ -25,6 +25,10 @@ Contents = dict[int, torch.UntypedStorage]
 """By storage, what a run of a program starts from."""
 
 
+SCRATCH = frozenset({torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor})
+"""Operations that give a row an example first; what else they give, for the backward pass alone, is as long as the batch's longest."""
+
+
 class Unrecordable(Exception):
     """The operations cannot be run again from what was seen of them."""
 
@@ -51,7 +55,10 @@ class Ref(NamedTuple):
 
 @dataclass(slots=True)
 class Operation:
-    """One call: `arguments` are (args, kwargs) with a Ref in the place of each tensor. A view has nothing to run again."""
+    """One call: `arguments` are (args, kwargs) with a Ref in the place of each tensor. A view has nothing to run again.
+
+    `read`: Python, or C++ for it, learns a value. `shaped`: the shape of what it gives follows from values, which Python may ask for.
+    """
 
     call: Callable[..., Any]
     arguments: tuple[Any, Any]
@@ -60,8 +67,28 @@ class Operation:
     written: list[Ref]
     view: bool = False
     read: bool = False
+    shaped: bool = False
     graph: bool = False
     random: tuple[torch.Generator, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What a run of a program does otherwise than the step that was recorded, beside the records that were replaced.
+
+    `contents`: other contents of storages from outside (moved parameters). `arguments`: other constants of operations, by their id.
+    `seed`: random operations draw other numbers, the same ones in all runs with this seed.
+    """
+
+    contents: Contents = field(default_factory=dict)
+    arguments: dict[int, Any] = field(default_factory=dict)
+    seed: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.contents or self.arguments or self.seed is not None)
+
+
+AS_IT_WAS = Variation()
 
 
 @dataclass
@@ -127,8 +154,14 @@ class Program:
             if self.origin.get(index, 0) & origin and not weak.expired()
         }
 
-    def run(self, replaced: Contents, keep: Sequence[Ref]) -> Memory:
-        """Run the operations again with other contents in some of the storages from outside.
+    @property
+    def held_bytes(self) -> int:
+        """How much memory the storages take that its operations made and somebody still holds."""
+        made = (torch.UntypedStorage._new_with_weak_ptr(weak.cdata) for index, weak in self.known.values() if index not in self.outside)
+        return sum(storage.nbytes() for storage in made if storage is not None)
+
+    def run(self, replaced: Contents, keep: Sequence[Ref], variation: Variation = AS_IT_WAS) -> Memory:
+        """Run the operations again with other contents in some of the storages from outside, and in a `variation` of the step.
 
         Guarantees: nothing that the program was recorded from is changed, torch's generators included. Random operations draw what
         they drew.
@@ -138,7 +171,7 @@ class Program:
         if key not in self._work:
             needed = self.needed(keep)
             self._work[key] = needed, _last_uses(needed, kept)
-        memory, (work, last) = Memory(self, dict(replaced)), self._work[key]
+        memory, (work, last) = Memory(self, variation.contents | replaced, variation), self._work[key]
         with self.aside():
             for position, operation in enumerate(work):
                 memory.do(operation)
@@ -146,12 +179,12 @@ class Program:
         return memory
 
     def needed(self, keep: Sequence[Ref]) -> list[Operation]:
-        """The operations, in order, that the content of `keep` or a value read by Python comes from."""
+        """The operations, in order, that the content of `keep`, a value that was read or a shape made by values comes from."""
         wanted, found = {ref.storage for ref in keep}, []
         for operation in reversed(self.operations):
             if operation.view:
                 continue
-            if operation.read or any(r.storage in wanted for r in (*operation.outputs, *operation.written)):
+            if operation.read or operation.shaped or any(r.storage in wanted for r in (*operation.outputs, *operation.written)):
                 wanted.update(r.storage for r in operation.inputs)
                 found.append(operation)
         return found[::-1]
@@ -181,8 +214,10 @@ class Memory:
 
     program: Program
     storages: Contents
+    variation: Variation = AS_IT_WAS
     tensors: dict[int, dict[Ref, Tensor]] = field(default_factory=dict)
     reads: list[Any] = field(default_factory=list)
+    draws: int = 0
 
     def at(self, ref: Ref) -> Tensor:
         """The tensor that lies at `ref`."""
@@ -205,19 +240,24 @@ class Memory:
 
     def do(self, operation: Operation) -> None:
         """Run one operation here."""
-        args, kwargs = filled(operation.arguments, self.at)
+        args, kwargs = filled(self.variation.arguments.get(id(operation), operation.arguments), self.at)
         if operation.random is not None:
             generator, state = operation.random
-            generator.set_state(state)
+            if self.variation.seed is None:
+                generator.set_state(state)
+            else:
+                self.draws += 1
+                generator.manual_seed(self.variation.seed + self.draws)
         torch._C._set_grad_enabled(operation.graph)  # nothing here wants a gradient, but some operations keep more with it
         result = _called(operation, args, kwargs)
         if operation.read:
             self.reads.append(result)
             return
+        free = operation.call in SCRATCH
         for ref, t in zip(operation.outputs, outputs_in(result), strict=True):
             if ref.storage in self.storages:
                 continue
-            if (t.storage_offset(), t.shape, t.stride(), t.dtype) != ref.layout:
+            if not (free and ref is not operation.outputs[0]) and (t.storage_offset(), t.shape, t.stride(), t.dtype) != ref.layout:
                 raise Reshaped(f"{operation.call}: {list(ref.shape)} became {list(t.shape)}")
             self.storages[ref.storage] = t.untyped_storage()
             self.tensors.setdefault(ref.storage, {})[ref] = t

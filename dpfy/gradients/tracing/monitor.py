@@ -1,0 +1,273 @@
+"""The monitor: sees which functions of torch a user's loop calls, at a cost of about two microseconds a call.
+
+Recording a step (dispatch.py) costs as much as the step, so only few steps are recorded. The monitor says which others should be: those
+that call torch from places in the code that no checked step called it from, and those that use what was computed from an earlier batch.
+It decides nothing: what it reports is recorded and checked.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from dpfy.gradients.tracing.modes import leave
+
+Site = tuple[Any, CodeType, int]
+"""A call: which function of torch, and where in the user's code."""
+
+NUMBERS = {"item", "tolist"}
+"""Calls whose numbers can be followed through arithmetic: they are given as numbers that remember where they come from."""
+
+COPIES = {"__float__", "__int__", "__index__", "__bool__", "__complex__", "numpy", "__array__", "__dlpack__", "__format__", "__repr__"}
+"""Calls whose numbers cannot be followed."""
+
+PASSED = {"detach", "detach_", "clone", "numpy"}
+"""Calls by which a forward pass puts a value aside for later steps."""
+
+USER, TORCH, OURS = range(3)
+_whose: dict[CodeType, int] = {}
+
+
+class FollowedFloat(float):
+    """A float that was read from a tensor of an earlier batch. Arithmetic with it gives such a number again."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return float, (float(self),)
+
+
+class FollowedInt(int):
+    """The same for a whole number."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)
+
+
+Followed = (FollowedFloat, FollowedInt)
+
+
+def followed(value: Any) -> Any:
+    """`value` with its numbers in the form that can be followed."""
+    if type(value) is float:
+        return FollowedFloat(value)
+    if type(value) is int:
+        return FollowedInt(value)
+    return [followed(v) for v in value] if type(value) is list else value
+
+
+def _arithmetic(kind: type, name: str) -> None:
+    plain = getattr(kind.__mro__[1], name)
+
+    def method(self: Any, *others: Any) -> Any:
+        result = plain(self, *others)
+        return result if result is NotImplemented else followed(result)
+
+    method.__name__ = name
+    setattr(kind, name, method)
+
+
+for _kind in Followed:
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        _arithmetic(_kind, f"__{_name}__")
+        _arithmetic(_kind, f"__r{_name}__")
+    for _name in ("neg", "pos", "abs", "round"):
+        _arithmetic(_kind, f"__{_name}__")
+
+
+class Monitor:
+    """Sees the calls of a loop between a batch and its `step` (`forward`), and from there to the next batch (`after`).
+
+    `checked` are the places that checked steps called torch from, `new` those that they did not, `reused` those where this step took what
+    earlier batches left, `copied` those where the loop read values of the last batch after its step in a way that cannot be followed.
+
+    Guarantees: changes no tensor and no generator; numbers that the loop reads between `after` and the next batch are equal to what they
+    would be, of a type that inherits from float or int.
+    """
+
+    def __init__(self) -> None:
+        self.checked: set[Site] = set()
+        self.now: set[Site] = set()
+        self.reused: set[Site] = set()
+        self.copied: set[Site] = set()
+        self.numbers = False
+        self._batch: Sequence[Tensor] = ()
+        self.left, self.aside, self.clean = _Weak(), _Weak(), _Weak()
+        self._forward, self._after = _Forward(self), _After(self)
+        self._mode: _Calls | None = None
+
+    def forward(self, batch: Sequence[Tensor], recorded: bool = False) -> None:
+        """A batch goes out: note where torch is called from. Whoever records the step as well tells of its calls by `seen`."""
+        self.leave()
+        if self.aside:
+            self.left.add(self.aside.alive())
+            self.aside.clear()
+        self.left.forget_dead()
+        self._batch = batch
+        self.now.clear()
+        self.reused.clear()
+        if not recorded:
+            self._enter(self._forward)
+
+    def after(self) -> None:
+        """The step is made: note what is computed from its batch, and read."""
+        self.leave()
+        self.copied.clear()
+        self.clean.clear()
+        self._enter(self._after)
+
+    def leave(self) -> None:
+        """See no more. Calling it twice does no harm."""
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            leave(mode)
+
+    def seen(self, site: tuple[Site, int], func: Any, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
+        """Note a call of `func` before the step, and make it (by `call`, if given)."""
+        place, whose = site
+        self.now.add(place)
+        used = (self.numbers or self.left.refs) and _any((*args, *kwargs.values()) if kwargs else args, self.of_earlier)
+        result = (call or func)(*args, **kwargs) if kwargs else (call or func)(*args)
+        if used:
+            self.reused.add(place)
+            _pass_on(self.left, getattr(func, "__name__", ""), args, result)
+        elif whose == USER and getattr(func, "__name__", "") in PASSED:
+            self.aside.add(_tensors(result))
+        return result
+
+    def close(self) -> None:
+        """Forget the batch."""
+        self.leave()
+        self._batch = ()
+
+    def kept(self) -> list[Tensor]:
+        """Tensors with values of earlier batches that somebody still holds."""
+        return self.left.alive()
+
+    @property
+    def new(self) -> set[Site]:
+        """Where torch was called from in this step, and in no step that was checked."""
+        return self.now - self.checked
+
+    def _enter(self, mode: _Calls) -> None:
+        self._mode = mode
+        mode.__enter__()
+
+    def of_earlier(self, value: Any) -> bool:
+        """Whether it was made of earlier batches."""
+        return isinstance(value, Followed) or value in self.left
+
+    def of_batch(self, value: Any) -> bool:
+        """Whether it was made of this batch or of earlier ones."""
+        if isinstance(value, Tensor) and value.grad_fn is not None and value not in self.clean:
+            return True
+        return any(value is t for t in self._batch) or value in self.aside or self.of_earlier(value)
+
+
+class _Calls(TorchFunctionMode):
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__()
+        self._monitor = monitor
+
+
+class _Forward(_Calls):
+    """Calls before the step."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._monitor.seen(site_of(func), func, args, kwargs)
+
+
+class _After(_Calls):
+    """Calls after the step: what is made of its batch is followed."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        monitor, name = self._monitor, getattr(func, "__name__", "")
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if not _any((*args, *kwargs.values()) if kwargs else args, monitor.of_batch):
+            monitor.clean.add(_tensors(result))
+            return result
+        if name in NUMBERS:
+            monitor.numbers = True
+            return followed(result)
+        if name in COPIES:
+            monitor.copied.add(site_of(func)[0])
+        _pass_on(monitor.left, name, args, result)
+        return result
+
+
+class _Weak:
+    """Tensors, known by identity, as long as somebody else holds them."""
+
+    def __init__(self) -> None:
+        self.refs: dict[int, weakref.ref[Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.refs)
+
+    def clear(self) -> None:
+        """Forget all."""
+        if self.refs:
+            self.refs = {}
+
+    def __contains__(self, value: object) -> bool:
+        ref = self.refs.get(id(value))
+        return ref is not None and ref() is value
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Remember them."""
+        for t in tensors:
+            self.refs[id(t)] = weakref.ref(t)
+
+    def alive(self) -> list[Tensor]:
+        """Those that somebody still holds."""
+        return [t for ref in self.refs.values() if (t := ref()) is not None]
+
+    def forget_dead(self) -> None:
+        """Keep what somebody still holds."""
+        if self.refs:
+            self.refs = {key: ref for key, ref in self.refs.items() if ref() is not None}
+
+
+def _pass_on(kept: _Weak, name: str, args: Any, result: Any) -> None:
+    """What a call gives, or writes in place, holds values of what it took."""
+    kept.add(_tensors(result))
+    if args and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")):
+        kept.add(_tensors(args[0]))
+
+
+def _any(values: Iterable[Any], holds: Callable[[Any], bool]) -> bool:
+    """Whether `holds` is true of a value, or of one in a list among them."""
+    return any(_any(v, holds) if type(v) in (list, tuple) else holds(v) for v in values)
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        if not isinstance(value, torch.nn.Parameter):
+            yield value
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _tensors(v)
+
+
+def site_of(func: Any) -> tuple[Site, int]:
+    """The function and the first caller that is neither torch nor this project; and whose code calls, next to torch."""
+    frame, whose = sys._getframe(2), TORCH
+    while True:
+        code = frame.f_code
+        owner = _whose.get(code)
+        if owner is None:
+            package = frame.f_globals.get("__name__", "").partition(".")[0]
+            owner = _whose[code] = TORCH if package == "torch" else OURS if package == "dpfy" else USER
+        whose = owner if whose == TORCH else whose
+        if owner == USER or frame.f_back is None:
+            return (func, code, frame.f_lasti), whose
+        frame = frame.f_back
