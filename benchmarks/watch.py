@@ -112,10 +112,8 @@ def main() -> None:
             without = [share(make, batch, steps, watched=False)[0] for _ in range(3)]
             plain, part = statistics.median(f[0] for f in found), statistics.median(f[1] for f in found)
             ratio = min(f[0] for f in found) / min(without)
-            print(
-                f"{make.__name__:12} batch {batch:4}  step {1e3 * plain:6.2f} ms  checks {100 * part:.2f}% of 1,000 steps  watched / not {ratio:.3f}",
-                flush=True,
-            )
+            line = f"{make.__name__:12} batch {batch:4}  step {1e3 * plain:6.2f} ms  checks {100 * part:.2f}% of 1,000 steps"
+            print(f"{line}  watched / not {ratio:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,15 @@ from dpfy.data.lazy import Source
 from dpfy.gradients.checker import LossProbe, probe_call
 from dpfy.gradients.engine import trainable
 from dpfy.gradients.tracing.dispatch import OperationRecorder, compiled
-from dpfy.gradients.tracing.fingerprint import FIELD, changed_constants, difference, fingerprint, joined, scaled_by_length, scaled_by_size
+from dpfy.gradients.tracing.fingerprint import (
+    FIELD,
+    changed_constants,
+    difference,
+    fingerprint,
+    joined,
+    scaled_by_length,
+    scaled_by_size,
+)
 from dpfy.gradients.tracing.mixing import (
     APART,
     READ,
@@ -79,7 +87,9 @@ HALVES, FIELDS, SEEDS = 3, 3, 4
 """Ways of replacing half of the records; fields by which other records are chosen; and in how many draws of its random operations a step
 is run again when all is tried."""
 
-UNTRACEABLE = "losses with constants that change from step to step, in a loop that reads values of batches by float(), int() or NumPy"
+UNTRACEABLE = (
+    "losses with constants that change from step to step, in a loop that reads values of batches by float(), int() or NumPy"
+)
 TRACEABLE = "read values with item() or tolist() after step: these numbers are followed, and may not reach a loss"
 
 CANDIDATES = 32
@@ -120,8 +130,8 @@ class Checks:
         through = f"at {self.through_model} steps the model was run on changed inputs ({self.why})"
         if self.replayed:
             said = (
-                f"checked by replay: at {self.replayed} steps, with up to {self.rows} rows, the operations from batch to losses and gradients "
-                "were run again with other records in some rows: no other example's part changed"
+                f"checked by replay: at {self.replayed} steps, with up to {self.rows} rows, the operations from batch to losses and "
+                "gradients were run again with other records in some rows: no other example's part changed"
             )
             if self.unseen:
                 said += f"; {self.unseen} places in the code that call torch ran at steps that were not checked alone"
@@ -399,14 +409,16 @@ class Watch:
         finally:
             recorder.stop()
         _require_recorded(program)
-        change = self._replacement(losses, rows, self._step % HALVES)
+        change = self._replacement(losses, rows, (self._step + 1) % HALVES)
         plain = check_apart(program, seen, losses, [change])
         if kind is Kind.THOROUGH:
             check_sum(program, seen, change, plain)
             self._check_forward(program, losses, rows, thorough=True)
         else:
             drawn = any(operation.random is not None for operation in program.operations)
-            self._vary(program, losses, change, [Variation(seed=self._seed + SEEDS * self._step + k) for k in range(SEEDS * drawn)])
+            self._vary(
+                program, losses, change, [Variation(seed=self._seed + SEEDS * self._step + k) for k in range(SEEDS * drawn)]
+            )
 
     def _check_forward(self, program: Program, losses: Tensor, rows: Tensor, thorough: bool) -> None:
         """Check the losses alone; if `thorough`, with all ways of replacing records, and with other weights and switches."""

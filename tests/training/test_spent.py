@@ -264,7 +264,11 @@ def louder_net():
             {"update": dpfy.Update(schedule=lambda s: 1.0 + (s > 6))},
             "resume schedule",
         ),
-        ({}, {"adjust": lambda t: t.optimizer.param_groups[0].update(lr=2.0)}, r"optimizer\.lr: got .a value at step 0 that was changed"),
+        (
+            {},
+            {"adjust": lambda t: t.optimizer.param_groups[0].update(lr=2.0)},
+            r"optimizer\.lr: got .a value at step 0 that was changed",
+        ),
         ({}, {"update": dpfy.Update(project=lambda net: None)}, "resume projection"),
     ],
     ids=["loss", "sign", "forward", "setting", "schedule", "later schedule", "rates", "projection"],

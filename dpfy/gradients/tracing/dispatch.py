@@ -99,7 +99,7 @@ class OperationRecorder:
             if (source := program.outside.get(ref.storage)) is not None and ref.storage not in program.initial:
                 program.initial[ref.storage] = source.clone()
         random = None
-        if torch.Tag.nondeterministic_seeded in call.tags:
+        if _random(call):
             device = next((r.device for r in inputs), None) or torch.device(kwargs.get("device") or "cpu")
             random = _generator(kwargs.get("generator"), device)
         return Operation(call, arguments, inputs, [], written, graph=torch.is_grad_enabled(), random=random)
@@ -186,7 +186,6 @@ class _Functions(TorchFunctionMode):
         finally:
             recorder.outer = outer
 
-
     def _call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         recorder = self._recorder
         if not recorder.on or recorder.program.problem is not None:
@@ -208,7 +207,7 @@ def _same(t: Tensor) -> Any:
 
 def _shaped_by_values(operation: Operation) -> bool:
     """Whether the shapes of what it gives follow from values: the rows that a mask keeps, how many numbers are not zero."""
-    if torch.Tag.dynamic_output_shape not in operation.call.tags:
+    if not _of_unknown_shape(operation.call):
         return False
     if operation.call is torch.ops.aten.index.Tensor:
         return any(ref.dtype in (torch.bool, torch.uint8) for ref in operation.inputs[1:])
@@ -236,6 +235,16 @@ def _refs(value: Any) -> list[Ref]:
     if isinstance(value, Ref):
         return [value]
     return [r for v in value for r in _refs(v)] if isinstance(value, list | tuple) else []
+
+
+@lru_cache(maxsize=4096)
+def _random(call: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in call.tags
+
+
+@lru_cache(maxsize=4096)
+def _of_unknown_shape(call: Any) -> bool:
+    return torch.Tag.dynamic_output_shape in call.tags
 
 
 @lru_cache(maxsize=4096)

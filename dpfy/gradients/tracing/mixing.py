@@ -422,7 +422,10 @@ def moved_constants(program: Program) -> dict[int, Any]:
         if _name(operation) not in SWITCHES or not _of_batch(program, operation):
             continue
         args, kwargs = operation.arguments
-        moved = tuple([_half(a) for a in args]), {k: _half(a) if k in ("alpha", "weight", "value") else a for k, a in kwargs.items()}
+        moved = (
+            tuple([_half(a) for a in args]),
+            {k: _half(a) if k in ("alpha", "weight", "value") else a for k, a in kwargs.items()},
+        )
         if moved != (args, kwargs):
             found[id(operation)] = moved
     return found
@@ -439,7 +442,7 @@ def _half(value: Any) -> Any:
 
 
 def moved_switches(program: Program, known: Collection[int]) -> Contents:
-    """Contents for single numbers from outside that are 0 or 1 and neither batch nor weight (`known`, by storage): see `moved_constants`."""
+    """Contents for single numbers from outside that are 0 or 1, and neither batch nor weight (`known`, by storage)."""
     found: Contents = {}
     for index, storage in program.outside.items():
         if index in known or index in program.initial or program.origin.get(index, 0):

@@ -25,7 +25,18 @@ Site = tuple[Any, CodeType, int]
 NUMBERS = {"item", "tolist"}
 """Calls whose numbers can be followed through arithmetic: they are given as numbers that remember where they come from."""
 
-COPIES = {"__float__", "__int__", "__index__", "__bool__", "__complex__", "numpy", "__array__", "__dlpack__", "__format__", "__repr__"}
+COPIES = {
+    "__float__",
+    "__int__",
+    "__index__",
+    "__bool__",
+    "__complex__",
+    "numpy",
+    "__array__",
+    "__dlpack__",
+    "__format__",
+    "__repr__",
+}
 """Calls whose numbers cannot be followed."""
 
 PASSED = {"detach", "detach_", "clone", "numpy"}

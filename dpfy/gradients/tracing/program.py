@@ -157,7 +157,11 @@ class Program:
     @property
     def held_bytes(self) -> int:
         """How much memory the storages take that its operations made and somebody still holds."""
-        made = (torch.UntypedStorage._new_with_weak_ptr(weak.cdata) for index, weak in self.known.values() if index not in self.outside)
+        made = (
+            torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            for index, weak in self.known.values()
+            if index not in self.outside
+        )
         return sum(storage.nbytes() for storage in made if storage is not None)
 
     def run(self, replaced: Contents, keep: Sequence[Ref], variation: Variation = AS_IT_WAS) -> Memory:
@@ -257,7 +261,10 @@ class Memory:
         for ref, t in zip(operation.outputs, outputs_in(result), strict=True):
             if ref.storage in self.storages:
                 continue
-            if not (free and ref is not operation.outputs[0]) and (t.storage_offset(), t.shape, t.stride(), t.dtype) != ref.layout:
+            if (
+                not (free and ref is not operation.outputs[0])
+                and (t.storage_offset(), t.shape, t.stride(), t.dtype) != ref.layout
+            ):
                 raise Reshaped(f"{operation.call}: {list(ref.shape)} became {list(t.shape)}")
             self.storages[ref.storage] = t.untyped_storage()
             self.tensors.setdefault(ref.storage, {})[ref] = t
