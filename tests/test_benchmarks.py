@@ -73,3 +73,12 @@ def test_the_ranks_of_the_benchmark() -> None:
         row = distributed.alone(distributed.Shape(64, 1, 4, 8, tokens=16), "cpu", 4, 1)
         assert row["private"]["fsdp"] > 0
         assert row["not private"]["ddp"] > 0
+
+
+def test_the_benchmark_of_losses_for_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    import per_record
+    import watch
+
+    monkeypatch.setattr(watch, "RECORDS", 64)
+    plain, apart = per_record.ratio(watch.linear, 16, 5)
+    assert min(plain, apart) > 0

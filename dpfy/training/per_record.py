@@ -14,7 +14,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.batch import Batch
 from dpfy.data.lazy import LazyRecords
 from dpfy.data.owners import Owned, UserSource
-from dpfy.gradients.tracing.one_record import RowLoss, losses_of_rows, losses_one_by_one
+from dpfy.gradients.record_losses import RowLoss, losses_of_rows, losses_one_by_one
 from dpfy.training.local import local
 
 PARAMETERS = ["model", "record"]

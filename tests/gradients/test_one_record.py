@@ -16,7 +16,7 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.batched import BatchedEngine
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
-from dpfy.gradients.tracing.one_record import losses_of_rows, losses_one_by_one
+from dpfy.gradients.record_losses import losses_of_rows, losses_one_by_one
 
 ROWS, WIDTH, CLASSES, WORDS, LENGTH = 6, 6, 3, 11, 5
 
@@ -387,3 +387,87 @@ def test_parameters_stay_in_the_rules_of_their_layers() -> None:
             engine.bounded_sum(losses_of_rows(case.one, model, batch), FlatClip(0.5))
         assert engine.per_example_parameters == {}, name
         assert not engine.sums.untracked, name
+
+
+ENTROPIES: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "sum": {"reduction": "sum"},
+    "each": {"reduction": "none"},
+    "smoothed": {"label_smoothing": 0.2},
+    "left out": {"ignore_index": 1},
+    "weighed": {"weight": torch.tensor([1.0, 2.0, 0.5])},
+}
+
+
+@pytest.mark.parametrize("name", ENTROPIES)
+def test_cross_entropy_of_a_record_is_that_of_torch(name: str) -> None:
+    """For one position, a batch of one, and several positions."""
+    torch.manual_seed(0)
+    options = ENTROPIES[name]
+    for shape in ((), (1,), (LENGTH,), (2, LENGTH)):
+        x = torch.randn(ROWS, *shape, CLASSES, requires_grad=True)
+        y = torch.randint(0, CLASSES, (ROWS, *shape))
+        y[:, ...] = torch.where(y == 1, 0, y) if not shape or shape == (1,) else y  # all left out is NaN, in torch too
+
+        def loss(model: Any, record: Any, dims: int = len(shape)) -> Tensor:
+            scores, targets = record
+            if dims == 2:
+                scores, targets = scores.movedim(-1, 1), targets
+            return F.cross_entropy(scores, targets, **options).sum()
+
+        expected = torch.stack([loss(None, record) for record in zip(x, y, strict=True)])
+        found = losses_of_rows(loss, None, (x, y))
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        weights = torch.rand(ROWS)
+        torch.testing.assert_close(*[torch.autograd.grad(t, x, weights)[0] for t in (found, expected)], equal_nan=True)
+
+
+@pytest.mark.parametrize("dims", [2, 3, 4])
+@pytest.mark.parametrize("masked", ["", "of all", "of the record", "causal"])
+def test_attention_products_of_a_record_are_those_of_torch(dims: int, masked: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(ROWS, *(2, 3)[4 - dims :], LENGTH, 4, requires_grad=True) for _ in range(3))
+    own, shared = torch.rand(ROWS, LENGTH, LENGTH) > 0.3, torch.rand(LENGTH, LENGTH) > 0.3
+    own |= torch.eye(LENGTH).bool()
+    shared |= torch.eye(LENGTH).bool()
+
+    def loss(model: Any, record: Any) -> Tensor:
+        a, b, c, mask = record
+        chosen = {"of all": shared, "of the record": mask}.get(masked)
+        return F.scaled_dot_product_attention(a, b, c, attn_mask=chosen, is_causal=masked == "causal").square().sum()
+
+    expected = torch.stack([loss(None, record) for record in zip(q, k, v, own, strict=True)])
+    found = losses_of_rows(loss, None, (q, k, v, own))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), (q, k, v)), torch.autograd.grad(expected.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_models_give_the_sums_of_the_batched_loss(seed: int) -> None:
+    """Random widths, activations, norms, records as they are or as batches of one, masks and bounds."""
+    g = torch.Generator().manual_seed(seed)
+
+    def pick(*options: Any) -> Any:
+        return options[int(torch.randint(0, len(options), (1,), generator=g))]
+
+    def stack() -> nn.Module:
+        layers: list[nn.Module] = []
+        wide = WIDTH
+        for _ in range(pick(1, 2, 4)):
+            width = pick(2, 4, 8)
+            layers += [nn.Linear(wide, width, bias=pick(True, False)), pick(nn.ReLU(inplace=True), nn.Tanh(), nn.GELU())]
+            layers += pick([], [nn.LayerNorm(width)], [nn.RMSNorm(width)])
+            wide = width
+        return nn.Sequential(*layers, nn.Linear(wide, CLASSES))
+
+    case = Case(stack, vectors, many, pick(as_it_is, as_batch_of_one, several))
+    dtype, norm = pick(torch.float64, torch.float32), pick(0.01, 0.5, 50.0)
+    model, batch = made(case, seed, dtype)
+    mask = torch.rand(ROWS, generator=g) > 0.3
+    sums = []
+    for losses_of in (case.whole, lambda m, b: losses_of_rows(case.one, m, b)):
+        engine = BookkeepingEngine()
+        engine.attach(model)
+        sums.append(engine.bounded_sum(losses_of(model, batch), FlatClip(norm), mask).value)
+        engine.detach()
+    close(sums[1], sums[0], dtype)
