@@ -471,3 +471,28 @@ def test_random_models_give_the_sums_of_the_batched_loss(seed: int) -> None:
         sums.append(engine.bounded_sum(losses_of(model, batch), FlatClip(norm), mask).value)
         engine.detach()
     close(sums[1], sums[0], dtype)
+
+
+class Wide(nn.Module):
+    """Parameters of three dimensions beside records of two; the first dimension of one is as long as the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.randn(ROWS, 1, WIDTH)), nn.Parameter(torch.randn(1, LENGTH, WIDTH))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((torch.tanh(x * self.scale).mean(-3) + self.shift).mean((-3, -2)))
+
+
+def test_a_parameter_with_as_many_rows_as_the_batch_is_no_part_of_it() -> None:
+    """Were the batch put in front without a look at shapes, record i would meet row i of the parameter alone."""
+    case = Case(Wide, sequences, lambda m, b: torch.stack([as_it_is(m, r) for r in zip(*b, strict=True)]), as_it_is)
+    model, batch = made(case, 1, torch.float64)
+    sums = []
+    for losses_of, engine in ((case.whole, LoopEngine()), (lambda m, b: losses_of_rows(case.one, m, b), BookkeepingEngine())):
+        engine.attach(model)
+        losses = losses_of(model, batch)
+        sums.append((losses.detach(), engine.bounded_sum(losses, FlatClip(0.5)).value))
+        engine.detach()
+    close(sums[1], sums[0], torch.float64)

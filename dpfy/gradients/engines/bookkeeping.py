@@ -45,7 +45,9 @@ def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if entry is None:
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     rule, tape, site = entry
-    if transformed() or (rule.run is not run_bare and _swapped(module)):
+    if transformed():
+        return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
+    if rule.run is not run_bare and _swapped(module):
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     if "input" in kwargs and not args and rule.run is not run_bare:  # what torch's layers call what rules take by place
         args = (kwargs.pop("input"),)
