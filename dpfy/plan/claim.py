@@ -302,8 +302,8 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
             "nothing computed from the data reaches the model, or anything that is published, but through the noise",
             "torch's counters of writes to weights, frozen weights, buffers and the optimizer's state were compared at every step, their "
             "contents at the first four steps, at the last and at about one in thirty-two of the others; a change found there that the "
-            "run had not made would have ended it; optimizer settings followed a schedule known when the run began; what the program prints, "
-            "stores or decides by looking at the data is not watched",
+            "run had not made would have ended it; optimizer settings followed a schedule known when the run began; what the program "
+            "prints, stores or decides by looking at the data is not watched",
             STATED,
         ),
         Assumption(

@@ -61,7 +61,7 @@ def check(weights: Mapping[str, Tensor], settings: Iterable[float], records: Sou
     rng = randomness.generator("copies", 0)
     named = [(name, local(t.detach())) for name, t in weights.items() if _worth(t)]
     part = WEIGHTS / max(1, sum(t.numel() for _, t in named))
-    for field in _fields(records, rng):
+    for field in fields(records, rng):
         if any(_is_value(field, setting) for setting in settings):
             raise InvalidInput("optimizer", "a setting that is a value of a record", SETTING)
         if records.tensors and field.dim() > 1 and len(field) > 1 and field.numel() <= DATA:
@@ -140,14 +140,14 @@ def _worth(t: Tensor) -> bool:
     return t.numel() > 0 and not t.is_complex() and t.dtype != torch.bool and not t.is_sparse and t.device.type != "meta"
 
 
-def _fields(records: Source, rng: np.random.Generator) -> list[Tensor]:
+def fields(records: Source, rng: np.random.Generator, lazy: int = LAZY) -> list[Tensor]:
     """The fields of the records, one record in each row: all of them, or as many as are looked at, drawn by the secret."""
     if isinstance(records, UserRecords):
         found = list(records.alone().tensors)
     elif held := stored(records):
         found = list(held)
     else:
-        few = np.sort(rng.permutation(len(records))[:LAZY])
+        few = np.sort(rng.permutation(len(records))[:lazy])
         flat = records.rows_each > 1
         found = [t.flatten(0, 1) if flat and t.dim() > 1 else t for t in leaves(records.take(torch.from_numpy(few)))]
     for k, t in enumerate(found):

@@ -22,7 +22,7 @@ from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
 from dpfy.runs.folder import fresh_path
-from dpfy.training import evaluation, metrics
+from dpfy.training import evaluation, metrics, overlap
 from dpfy.training.admission import check_parts, owned
 from dpfy.training.averaging import adopt
 from dpfy.training.evaluation import BILLED, PUBLIC
@@ -142,6 +142,8 @@ def fit(
     with training:
         held_out = None if given is None else as_source(given)
         if held_out is not None:
+            if use == PUBLIC:
+                overlap.require_apart("test", training.records, held_out, training.folder.randomness)
             evaluation.rehearse(training, held_out, aim, use, test_bound)
         model.train()
         noted = metrics.last_step(training.folder.path)

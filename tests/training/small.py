@@ -19,8 +19,13 @@ import dpfy
 RECORDS, FEATURES, CLASSES, STEPS = 200, 12, 3, 30
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
+def held_out() -> tuple[torch.Tensor, torch.Tensor]:
+    """Public data like the records."""
+    return data(2)
+
+
+def data(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     x = torch.randn(RECORDS, FEATURES, generator=generator)
     return x, (x[:, :CLASSES] + 0.3 * torch.randn(RECORDS, CLASSES, generator=generator)).argmax(1)
 
@@ -50,7 +55,7 @@ def train(
         plan=plan(steps, noise),
         optimizer=optimizer,
         run=run,
-        test=data(),
+        test=held_out(),
         test_is="public",
         runtime=runtime,
         update=update,

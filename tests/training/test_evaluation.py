@@ -420,5 +420,5 @@ def test_test_data_is_read_once_everything_is_reserved(tmp_path, monkeypatch, us
 
     monkeypatch.setattr(fit, "as_source", watched)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    dpfy.fit(model, (x, y), plan=plan, optimizer=optimizer, run=tmp_path / "run", test=(x, y), test_is=use)
+    dpfy.fit(model, (x, y), plan=plan, optimizer=optimizer, run=tmp_path / "run", test=(x + 1, y), test_is=use)
     assert [{p.name for p in permits} for permits in seen] == [{"training", "evaluation"} if use == "billed" else {"training"}]

@@ -337,7 +337,7 @@ def test_accounting_is_asked_nothing_new_once_a_step_is_made(tmp_path, monkeypat
         optimizer=optimizer,
         loss=loss,
         run=tmp_path / "run",
-        test=small.data(),
+        test=small.held_out(),
         test_is="public",
         stop=None if stopping is None else lambda rows: True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import UserDict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -87,13 +88,23 @@ SHAPES = {
 }
 
 
+def moved(train):
+    """Public data like `train`: other features, the same labels."""
+    if isinstance(train, Mapping):
+        return type(train)({key: moved(value) for key, value in train.items()})
+    if isinstance(train, tuple | list):
+        return type(train)(moved(value) for value in train)
+    real = train.dtype.kind == "f" if isinstance(train, np.ndarray) else train.is_floating_point()
+    return train + 1 if real else train
+
+
 @pytest.mark.parametrize("wrap", [Two, Wrapped])
 def test_batches_of_any_structure_train_and_are_measured_alike(tmp_path, wrap):
     """The same records in other structures give the same weights, the same figures and a run that verifies."""
     found = []
     for number, train in enumerate(SHAPES.values()):
         net = wrap()
-        result = fit(net, train, tmp_path / f"{number}", test=train, test_is="public")
+        result = fit(net, train, tmp_path / f"{number}", test=moved(train), test_is="public")
         found.append((result.utility, [p.detach().clone() for p in net.parameters()]))
         assert set(result.utility) == {"test_loss", "test_accuracy"}
         assert sum(map(sum, small.card_of(result.run)["confusion"])) == small.RECORDS
@@ -113,7 +124,7 @@ def test_a_layer_may_be_called_by_the_name_of_its_input(tmp_path):
             return self.head(input=self.norm(input=self.body(input=input)))
 
     for name, net in (("layer", nn.Linear(small.FEATURES, small.CLASSES)), ("model", Named())):
-        fit(net, {"input": X, "labels": Y}, tmp_path / name, test={"input": X, "labels": Y}, test_is="public")
+        fit(net, {"input": X, "labels": Y}, tmp_path / name, test={"input": X + 1, "labels": Y}, test_is="public")
 
 
 def test_the_key_of_the_labels_may_be_named(tmp_path):
@@ -136,14 +147,14 @@ def test_an_objective_of_model_and_batch_does_everything_else(tmp_path):
         a, b, y, weight = batch
         return weight * functional.cross_entropy(model(a, b), y, reduction="none")
 
-    result = fit(Two(), (A, B, Y, WEIGHT), tmp_path / "run", objective=weighed, test=(A, B, Y, WEIGHT), test_is="public")
+    result = fit(Two(), (A, B, Y, WEIGHT), tmp_path / "run", objective=weighed, test=(A + 1, B + 1, Y, WEIGHT), test_is="public")
     assert set(result.utility) == {"test_loss"}
     coder = nn.Sequential(nn.Linear(small.FEATURES, 3), nn.Linear(3, small.FEATURES))
     fit(coder, X, tmp_path / "coder", objective=lambda model, batch: (model(batch[0]) - batch[0]).square().mean(1))
     with pytest.raises(InvalidInput, match=r"one field a row.; holds no targets.*objective="):
         fit(coder, X, tmp_path / "no")
     with pytest.raises(Unsupported, match="anything but classes"):
-        fit(Two(), (A, B, Y, WEIGHT), tmp_path / "no", objective=weighed, test=(A, B, Y, WEIGHT), test_is="billed")
+        fit(Two(), (A, B, Y, WEIGHT), tmp_path / "no", objective=weighed, test=(A + 1, B + 1, Y, WEIGHT), test_is="billed")
     with pytest.raises(InvalidInput, match="stands alone"):
         fit(Two(), (A, B, Y, WEIGHT), tmp_path / "no", objective=weighed, loss="mse")
     assert not (tmp_path / "no").exists()
@@ -228,13 +239,13 @@ MANY = (X[:, :4] > 0).float()
 def test_yes_and_no_are_measured_and_billed(tmp_path, loss, outputs, targets):
     for use, options in (("public", {}), ("billed", {"test_noise": 1.0})):
         net = nn.Linear(small.FEATURES, outputs)
-        result = fit(net, (X, targets), tmp_path / use, loss=loss, test=(X, targets), test_is=use, **options)
+        result = fit(net, (X, targets), tmp_path / use, loss=loss, test=(X + 1, targets), test_is=use, **options)
         card = small.card_of(result.run)
         assert 0 <= result.utility["test_accuracy"] <= 1
         assert (len(card["confusion"]) == 2) == (loss == "bce")
         assert all(f.holds for f in dpfy.verify(tmp_path / use))
         if use == "public":
-            exact = ((net(X).detach() > 0) == (targets.view(len(X), -1) > 0.5)).double().mean()
+            exact = ((net(X + 1).detach() > 0) == (targets.view(len(X), -1) > 0.5)).double().mean()
             assert result.utility["test_accuracy"] == pytest.approx(float(exact), abs=1e-12)
 
 
@@ -297,9 +308,9 @@ def test_a_hugging_face_model_is_trained_and_measured(tmp_path):
         vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=8
     )
     net = transformers.BertForSequenceClassification(config)
-    ids = torch.randint(0, 30, (small.RECORDS, 8))
+    ids, others = torch.randint(0, 30, (2, small.RECORDS, 8))
     train = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0] % 2}
-    result = fit(net, train, tmp_path / "run", test=train, test_is="public")
+    result = fit(net, train, tmp_path / "run", test=train | {"input_ids": others}, test_is="public")
     assert set(result.utility) == {"test_loss", "test_accuracy"}
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
