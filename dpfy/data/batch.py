@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +18,21 @@ Batch = Any
 """What training hands out and a collate function makes."""
 
 
+class Look(IntEnum):
+    """Whether a batch is checked for records that mix before they reach the model: never, if something in it is new, or always."""
+
+    NEVER = 0
+    IF_NEW = 1
+    ALWAYS = 2
+
+
 class Draw(NamedTuple):
     """Which records a physical batch holds, in the order of its rows, the `place`-th of a step; `key` is the step's, for augmentation."""
 
     indices: NDArray[np.int64]
     place: int
     key: bytes
+    look: Look = Look.NEVER
 
 
 def leaves(batch: Batch) -> tuple[Tensor, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,8 @@ from dpfy.core import check
 from dpfy.core.random import Randomness
 from dpfy.data import repeatable
 from dpfy.data.batch import Batch, Draw, leaves, placed
-from dpfy.data.reader import Collate, Failed, Reader
+from dpfy.data.isolation import Inspected
+from dpfy.data.reader import Collate, Failed, Read, Reader
 
 PREFETCH = 2
 """Batches that each worker reads ahead, as torch does."""
@@ -75,6 +76,7 @@ class LazyRecords:
     worker_init: Callable[[int], None] | None = None
     context: Any = None
     timeout: float = 0.0
+    inspected: Inspected = field(default_factory=Inspected, init=False)
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 0), ("prefetch", 1), ("views", 1)):
@@ -119,6 +121,10 @@ class LazyRecords:
         """Itself: batches are moved when they are read."""
         return self
 
+    def note(self, inspected: Inspected) -> None:
+        """Add what a reader checked to what was checked since these records were made."""
+        object.__setattr__(self, "inspected", self.inspected.joined(inspected))
+
     def take(self, indices: Tensor) -> Batch:
         """The records at `indices`, read here and now; what they draw at random is the same each time."""
         return self._reader.batch(Draw(indices.cpu().numpy(), 0, bytes(32)))
@@ -128,12 +134,13 @@ class LazyRecords:
 
         Guarantees: closing the iterator ends the workers.
         """
-        for batch in self._read_ahead(draws, device) if self.workers else map(self._reader.__getitem__, draws):
-            if isinstance(batch, Failed):
-                raise batch.error
-            yield placed(batch, device)
+        for read in self._read_ahead(draws, device) if self.workers else map(self._reader.__getitem__, draws):
+            if isinstance(read, Failed):
+                raise read.error
+            self.note(read.inspected)
+            yield placed(read.batch, device)
 
-    def _read_ahead(self, draws: Iterable[Draw], device: torch.device) -> Iterator[Batch | Failed]:
+    def _read_ahead(self, draws: Iterable[Draw], device: torch.device) -> Iterator[Read | Failed]:
         loader = DataLoader(
             self._reader,
             batch_size=None,
@@ -158,5 +165,5 @@ class LazyRecords:
         return Reader(self.dataset, self.collate, self.views)
 
 
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
+def _as_it_is(read: Any) -> Any:
+    return read

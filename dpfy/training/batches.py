@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded
-from dpfy.data.batch import Batch, Draw
+from dpfy.data.batch import Batch, Draw, Look
+from dpfy.data.isolation import Mixing, secret_steps
 from dpfy.data.lazy import Source
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.captured import CapturedSum, LossesOf
@@ -57,6 +58,9 @@ class Drawing:
     world: World = field(default_factory=World)
     _reading: Generator[Batch] | None = field(default=None, init=False)
 
+    def __post_init__(self) -> None:
+        self._due = secret_steps(self.recipe.steps, self.randomness.generator("checked batches", 0))
+
     def pieces(self, step: int) -> list[Piece]:
         """The physical batches of a step; none if it takes no record.
 
@@ -75,11 +79,26 @@ class Drawing:
         return self.watch.pieces(step, indices, self.most, self.row_multiple)
 
     def since(self, step: int, device: torch.device) -> tuple[Iterator[list[Piece]], Iterator[Batch]]:
-        """The pieces of each step from `step` on, and on `device` the batches of all of them, one after the other."""
+        """The pieces of each step from `step` on, and on `device` the batches of all of them, one after the other.
+
+        Guarantees: where a batch was found to mix records it is not given; the refusal is final, as one of the watch is.
+        """
         self.close()
-        drawn, ahead = tee(self.pieces(later) for later in range(step, self.recipe.steps))
+        drawn, ahead, again = tee((self.pieces(later) for later in range(step, self.recipe.steps)), 3)
         self._reading = self.records.read(map(self._draw, chain.from_iterable(ahead)), device)
-        return drawn, self._reading
+        return drawn, self._sound(chain.from_iterable(again), self._reading)
+
+    def _sound(self, pieces: Iterator[Piece], reading: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches of these pieces. A refusal is given to the watch, which keeps it in the run's folder once steps were released."""
+        for piece in pieces:
+            try:
+                batch = next(reading)
+            except Mixing as refusal:
+                self.watch.refusal = refusal
+                if piece.step > 0:
+                    self.watch._store(str(refusal))
+                raise
+            yield batch
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -88,7 +107,8 @@ class Drawing:
 
     def _draw(self, piece: Piece) -> Draw:
         """What a reader is told: of the run's secret it learns the key of one step's augmentation, no more."""
-        return Draw(piece.indices, piece.place, self.randomness.key("augmentation", piece.step, 32))
+        look = Look.ALWAYS if piece.place == 0 and piece.step in self._due else Look.IF_NEW
+        return Draw(piece.indices, piece.place, self.randomness.key("augmentation", piece.step, 32), look)
 
 
 class Batches:
