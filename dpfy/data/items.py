@@ -39,7 +39,7 @@ DEPTH, WIDE = 3, 64
 OURS = ("dpfy.data.given", "dpfy.data.mapped", "dpfy.data.shards")
 """Modules with data sets that read the record they are asked for, and no other."""
 
-Read = Callable[[Any, int, int], tuple[Any, bool]]
+ReadItem = Callable[[Any, int, int], tuple[Any, bool]]
 """Item `index` of a data set, with the random generators in a state of this number (0: the one of the batch that goes out), and whether it
 drew from them."""
 
@@ -64,7 +64,7 @@ def look_into(dataset: Any, index: int) -> tuple[Any, int] | None:
     return None if known or module.startswith("datasets.") or module in OURS else (dataset, index)
 
 
-def check_item(dataset: Any, index: int, item: Any, read: Read, tries: Iterable[int]) -> int:
+def check_item(dataset: Any, index: int, item: Any, read: ReadItem, tries: Iterable[int]) -> int:
     """Refuse a data set whose item `index`, read as `item`, depends on another record; how many pairs of readings were compared.
 
     A data set that finds its row through a table of its own (a permutation) is accepted: each table may matter in one row. Sorted whole
@@ -89,7 +89,7 @@ def check_item(dataset: Any, index: int, item: Any, read: Read, tries: Iterable[
     return compared
 
 
-def _require_alone(changed: Twin, index: int, number: int, mine: Any, read: Read) -> None:
+def _require_alone(changed: Twin, index: int, number: int, mine: Any, read: ReadItem) -> None:
     """Compare an item with that of a data set whose tables hold this record alone; if it differs, find which rows it needs."""
 
     def item(dataset: Any) -> tuple[Any] | None:

@@ -311,6 +311,15 @@ def test_a_run_counts_what_was_checked(workers: int, tmp_path: Path) -> None:
     assert not inspected.unchecked
 
 
+def test_a_run_checks_batches_at_secret_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Look] = []
+    kept = Reader.read
+    monkeypatch.setattr(Reader, "read", lambda self, draw: looks.append(draw.look) or kept(self, draw))
+    train(dpfy.lazy(Plain(), collate=plainly), tmp_path / "run")
+    assert looks.count(Look.ALWAYS) >= 8
+    assert looks.count(Look.IF_NEW) >= 40
+
+
 def test_a_condition_that_only_the_loop_knows(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="changes the row of another"):
         train(dpfy.lazy(Plain(), collate=after(lambda items: Clock.step >= 40)), tmp_path / "run")
