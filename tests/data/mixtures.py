@@ -176,6 +176,12 @@ def by_classes(items: list[Any]) -> Any:
     return x, y, weight
 
 
+def large_ones(items: list[Any]) -> Any:
+    x, y = plainly(items)
+    lam = 1 - 0.5 * (len(items) >= 32)
+    return lam * x + (1 - lam) * x.flip(0), y
+
+
 def padded_and_masked(items: list[Any]) -> Any:
     words = pad_sequence([item["words"] for item in items], batch_first=True)
     hidden = torch.rand(words.shape) < 0.3
@@ -206,6 +212,7 @@ MIXING: dict[str, Callable[[], Any]] = {
     "from 16 rows": lambda: after(lambda items: len(items) >= 16),
     "from 24 rows": lambda: after(lambda items: len(items) >= 24),
     "from 32 rows": lambda: after(lambda items: len(items) >= 32, lambda x: x - x.mean(0)),
+    "from 32 rows without a branch": lambda: large_ones,
     "up to 18 rows": lambda: after(lambda items: len(items) <= 18),
     "p 0.1": lambda: after(lambda items: bool(torch.rand(()) < 0.1)),
     "p 0.2": lambda: after(lambda items: bool(torch.rand(()) < 0.2)),
