@@ -38,7 +38,7 @@ def unnamed(folder: Path, named: set[str]) -> tuple[list[str], list[str]]:
     refused: list[str] = []
     listed: list[str] = []
     for place in sorted(folder.iterdir()):
-        if place.name in named or place.name == "checkpoint":  # what is left of secrets is another check
+        if place.name in named or (place.name == "checkpoint" and place.exists()):  # what is left of secrets is another check
             continue
         if place.is_dir() and not place.is_symlink():
             if place.name in REPOSITORY:

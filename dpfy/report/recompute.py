@@ -129,6 +129,15 @@ def told(card: dict[str, Any], claims: dict[str, Any]) -> dict[str, Any]:
     return alone
 
 
+def reserved_words(claims: dict[str, Any]) -> dict[str, Any]:
+    """Texts that whoever reserved has chosen: names of reservations, and what claims say in words."""
+    claimed = {part["name"]: part["claim"] for part in claims["sections"]}
+    texts = {
+        f"{name} claim": [value for _, value in prose.facts(claim) if isinstance(value, str)] for name, claim in claimed.items()
+    }
+    return texts | {"accesses": [row["name"] for row in claims["accesses"]["covered"]]}
+
+
 def known(claims: dict[str, Any]) -> prose.Known:
     """The figures that the ledger gives. Points of the curve are no epsilon of the run."""
     formal = {key: value for key, value in claims["formal"].items() if key != "curve"}

@@ -320,6 +320,7 @@ def _files(e: Evidence) -> tuple[bool, str]:
     names += [name for name in sorted(due.keys() | e.card["files"].keys()) if due.get(name) != e.card["files"].get(name)]
     own = [name for name in cards.covered(e.ledger) if name not in cards.AUDIT_FILES]
     names += [name for name in own if name not in due and e.file(name).exists()]
+    names += [name for name in due if name not in cards.covered(e.ledger)]  # no claim announced it
     wrong = f"{', '.join(dict.fromkeys(names))} does not have the hash that card and ledger state: changed, exchanged, added or removed"
     return _outcome(wrong if names else None)
 
@@ -422,7 +423,7 @@ def _wording(e: Evidence) -> Outcome:
 def _told(e: Evidence) -> Outcome:
     """What only the run knew is the publisher's word, and must not state a privacy figure that the ledger does not give."""
     facts = recompute.told(e.card, e.derived)
-    wrong = recompute.invented(facts, e.known)
+    wrong = recompute.invented(facts | recompute.reserved_words(e.derived), e.known)
     if wrong:
         return False, f"{cards.NAME}: {_some(wrong)}"
     told = [key for key, value in facts.items() if not is_absent(value)]
@@ -464,13 +465,17 @@ def _reports(e: Evidence) -> Outcome:
         markdown.NAME: [markdown.render(e.card, part["audit"]) for part in _since(extra)],
     }
     ours = recompute.same_version(e.card) and not first.is_first(e.card)
-    foreign = []
+    foreign, audited = [], []
     for name in PAGES:
-        if name in missing or (content := reading.content(name, e.file(name))) in [page.encode() for page in written[name]]:
+        if name in missing:
+            continue
+        content, (full, bare) = reading.content(name, e.file(name)), written[name]
+        if content in (full.encode(), bare.encode()):
+            audited += [name] if content != bare.encode() else []
             continue
         if ours or hashlib.sha256(content).hexdigest() != e.finish["files"].get(name, ""):
             return False, f"{name} is not the page of this card: it was edited (dpfy report writes it again)"
-        if wrong := outside.strange_numbers(name, content, e.card, e.known, written[name][-1]):
+        if wrong := outside.strange_numbers(name, content, e.card, e.known, full):
             return False, f"{name} is not the page of this card: it states {wrong} (dpfy report writes it again)"
         foreign.append(name)
     if foreign:
@@ -478,6 +483,12 @@ def _reports(e: Evidence) -> Outcome:
         return (
             True,
             f"wording of {', '.join(foreign)} not compared (made by version {version}; dpfy report writes it again)",
+            NOT_CHECKED,
+        )
+    if audited:
+        return (
+            True,
+            f"{', '.join(audited)}: as this version writes it; figures of audit.json in it are the publisher's",
             NOT_CHECKED,
         )
     if len(missing) == len(PAGES):
@@ -509,6 +520,7 @@ def _audit(e: Evidence) -> Outcome:
     """The audit in the folder is the one that was attached to the ledger, fits its own figures, and does not contradict the claim."""
     known = e.ledger.book.attached | {name: sha for name, sha in e.finish["files"].items() if name in cards.AUDIT_FILES}
     stray = [name for name in cards.AUDIT_FILES if name not in known and e.file(name).exists()]
+    stray += [name for name in known if name not in cards.AUDIT_FILES]
     if names := e.differ(known) + stray:
         return (
             False,

@@ -12,6 +12,7 @@ from typing import Any
 import forge
 import torch
 
+import dpfy
 import runs
 from dpfy.core.chain import mark_of
 from dpfy.core.ledger import Ledger
@@ -165,6 +166,32 @@ def quieter(run: Path) -> None:
     card["files"]["model.safetensors"] = sha(run / "model.safetensors")
     publish(run, card)
     shutil.rmtree(other)
+
+
+def in_the_last_line(run: Path) -> None:
+    """A second model, named by the last line and by the card."""
+    (run / "pytorch_model.bin").write_bytes(b"PK\x03\x04weights")
+    card = forge.card_of(run)
+    card["files"]["pytorch_model.bin"] = sha(run / "pytorch_model.bin")
+
+    def name(bodies: list[dict[str, Any]]) -> None:
+        bodies[-1]["files"]["pytorch_model.bin"] = sha(run / "pytorch_model.bin")
+
+    publish(run, card, name)
+
+
+def _hidden_claim() -> Attack:
+    """A run that its own trainer reserved with a false sentence, finished and witnessed as any other."""
+
+    def attack(run: Path) -> None:
+        other = runs.fit(
+            dpfy.Run(run.parent / "said", batches=dpfy.ForeignBatches(f"shuffled; {FALSE}", most=2)), runs.plain_plan()
+        )
+        _take(other.path, run)
+        (run / "signature.json").unlink(missing_ok=True)
+        shutil.rmtree(other.path)
+
+    return attack
 
 
 def same_plan(run: Path) -> None:
@@ -362,6 +389,10 @@ FORGERIES: dict[str, tuple[Attack, str, str, str, str]] = {
     "model exchanged": (other_model, STATED, STATED, REFUSED, REFUSED),
     "model exchanged, ledger untouched": (file("model.safetensors", b"another"), *[REFUSED] * 4),
     "pytorch_model.bin": (file("pytorch_model.bin", b"PK\x03\x04weights"), *[REFUSED] * 4),
+    "pytorch_model.bin in the last line": (in_the_last_line, *[REFUSED] * 4),
+    "pytorch_model.bin attached as an audit": (attached("pytorch_model.bin", "weights"), *[REFUSED] * 4),
+    "a dangling link for the secrets": (lambda run: (run / "checkpoint").symlink_to("nowhere"), *[REFUSED] * 4),
+    "a false sentence in the reservation": (_hidden_claim(), *[REFUSED] * 4),
     "a model in text": (file("weights.pt", "1.0 2.0"), *[REFUSED] * 4),
     "pickle": (file("model.pkl", b"\x80\x04weights"), *[REFUSED] * 4),
     "a model under a harmless name": (file("notes.txt", b"PK\x03\x04\x00\x00weights"), *[REFUSED] * 4),

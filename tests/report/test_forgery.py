@@ -328,9 +328,9 @@ def random_edits(known, place, count, seed):
 
 
 def test_random_edits_of_numbers_are_refused_or_named(known, tmp_path):
-    seen = random_edits(known, tmp_path, 60, seed=3)
-    assert seen[True, False] >= 20
-    assert seen[False, True] >= 3
+    seen = random_edits(known, tmp_path, 40, seed=3)
+    assert seen[True, False] >= 15
+    assert seen[False, True] >= 2
 
 
 @pytest.mark.slow
