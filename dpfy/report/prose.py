@@ -104,15 +104,22 @@ def words(text: str) -> Counter[str]:
     return Counter(word.lower() for word in WORD.findall(folded(text)))
 
 
-def contradiction(said: str, due: str) -> str | None:
-    """What a sentence states in numbers that the same sentence in our words does not: None where both state the same, in the same order."""
+def contradiction(said: str, due: str, *, whole: bool = True) -> str | None:
+    """What a sentence states in numbers that the same sentence in our words does not; None where both state the same, in the same order.
+
+    Without `whole` it may state fewer of them: a later version may have found more to say.
+    """
     mine, ours = figures(said), figures(due)
-    for a, b in zip(mine, ours, strict=False):
-        if not a.agrees(b):
-            return f"{a.text} where the ledger gives {b.text}"
-    if len(mine) != len(ours):
-        more, which = (mine, "more than") if len(mine) > len(ours) else (ours, "without")
-        return f"numbers {which} the ledger gives: {more[min(len(mine), len(ours))].text}"
+    place = 0
+    for figure in mine:
+        rest = range(place, len(ours) if not whole else min(place + 1, len(ours)))
+        found = next((n for n in rest if figure.agrees(ours[n])), None)
+        if found is None:
+            given = f" where the ledger gives {ours[place].text}" if place < len(ours) else ", a number that the ledger does not give"
+            return figure.text + given
+        place = found + 1
+    if whole and len(mine) != len(ours):
+        return f"nothing of a number that the ledger gives: {ours[place].text}"
     extra = words(said) - words(due)
     return f"a number in words that the ledger does not give: {next(iter(extra))}" if extra else None
 

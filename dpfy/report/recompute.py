@@ -25,6 +25,9 @@ PROSE = {"statement", "words", "meaning", "why", "sentences", "theorem", "assume
          "protection_words", "sampling_words", "trusted"}  # fmt: skip
 """Wording may change from version to version, numbers may not: of another version, the numbers in these are compared."""
 
+FIGURES = {"statement", "guarantee", "accesses", "formal", "tier", "attacker", "delta", "warnings"}
+"""Parts whose sentences must state every number that ours state. Others may say less: a later version describes more of what was done."""
+
 
 def same_version(card: dict[str, Any]) -> bool:
     """Whether this version of dpfy wrote the card."""
@@ -95,7 +98,7 @@ def differences(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
         if exact or not PROSE & set(place):
             if not _same(said, due):
                 lines.append(f"{at} says {_short(said)}, the ledger gives {_short(due)}")
-        elif wrong := _misworded(said, due):
+        elif wrong := _misworded(said, due, whole=place[0] in FIGURES):
             lines.append(f"{at} says {wrong}")
     return lines
 
@@ -110,13 +113,13 @@ def _compared(stated: dict[str, Any], claims: dict[str, Any]) -> Iterator[tuple[
     return _leaves({key: stated.get(key) for key in claims}, _facing(claims, stated), ())
 
 
-def _misworded(said: Any, due: Any) -> str | None:
+def _misworded(said: Any, due: Any, *, whole: bool) -> str | None:
     """What is wrong with a sentence of another version: a number in it, or that a sentence is not there."""
     if isinstance(said, str) and isinstance(due, str) and due is not MISSING and said is not MISSING:
-        return prose.contradiction(said, due)
+        return prose.contradiction(said, due, whole=whole)
     lists = isinstance(said, (list, tuple)) and isinstance(due, (list, tuple))
     if lists and len(said) >= len(due):
-        return prose.contradiction(" ".join(map(str, said)), " ".join(map(str, due)))
+        return prose.contradiction(" ".join(map(str, said)), " ".join(map(str, due)), whole=whole)
     return None if _same(said, due) else f"{_short(said)}, the ledger gives {_short(due)}"
 
 

@@ -255,6 +255,14 @@ def test_every_way_to_print_a_number_is_read(text, values):
 )  # fmt: skip
 def test_sentences_agree_if_their_numbers_do(said, due, same):
     assert (prose.contradiction(said, due) is None) == same
+    assert (prose.contradiction(said, due, whole=False) is None) >= same
+
+
+@pytest.mark.parametrize(
+    ("said", "due", "same"), [("1", "1 2", True), ("2", "1 2", True), ("2 1", "1 2", False), ("3", "1 2", False), ("", "1", True)]
+)
+def test_a_description_may_state_fewer_numbers_and_no_other(said, due, same):
+    assert (prose.contradiction(said, due, whole=False) is None) == same
 
 
 # --- random edits of numbers ----------------------------------------------------------------------------------------------------------
