@@ -2,9 +2,11 @@
 
 ledger   the header: unit, adjacency, budget
 reserve  the right to release `uses` times `event`, with the whole `claim` that is made about it
-begun    releases under a returnable reservation may have been made: it can no longer be given back
+begun    releases under a returnable reservation may have been made: it can no longer be given back; `place` recognises the folder
+         that makes them, without which an earlier version wrote this line
 settle   no more than `made` releases are made under a reservation, which may end early: `billed` of them are billed from now on
 void     a returnable reservation is given back; only before it has begun
+end      in the ledger of a data set: the run that made a reservation ended, with this card; there is no second end
 finish   the run ended: hashes of its card and of every file; nothing but attachments may follow, and no second one
 attach   hashes of files that were added to a finished run (an audit)
 derive   a file made from the released ones and from public data alone: its hash, what it was made of, how, and which public data
@@ -13,6 +15,7 @@ note     anything else; nothing is ever computed from it
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +23,7 @@ from typing import Any
 from dpfy.core import check, events
 from dpfy.core.claim import releases_of, stop_after
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
+from dpfy.core.process import require_same_process
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
 VERSION = 2
@@ -29,15 +33,19 @@ FIELDS = {
     "begun": {"entry"},
     "settle": {"entry", "made", "billed"},
     "void": {"entry", "reason"},
+    "end": {"entry", "card"},
     "finish": {"entry", "steps", "card", "files"},
     "attach": {"files"},
     "derive": {"file", "sha256", "of", "how", "public"},
     "note": {"kind", "facts"},
 }
-ENTRY, SHA256, FILE = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{64}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+OPTIONAL = {"begun": {"place"}}
+ENTRY, PLACE = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{32}")
+SHA256, FILE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_NAME, MOST_USES = 200, 1 << 53
 NOT_BEGUN = "its beginning must be written in the ledger before the first release"
 RESERVED = ("ledger.jsonl", "ledger.jsonl.head", "privacy.json", "report.html", "report.md", "signature.json")
+ENDED = "the ledger says that its run ended: nothing more may be released"
 FINISHED = "the ledger says that this run is finished: nothing more may be released, only published"
 
 
@@ -63,10 +71,15 @@ class Permit:
     def __init__(self, *_: object, **__: object) -> None:
         raise Unsupported("a permit that no ledger made", "reserve the release: Ledger.reserve, or a run folder with its claim")
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A permit that is sent to another process is one of that process. A forked process has nothing that was sent to it."""
+        self.__dict__.update(state, _process=os.getpid())
+
     def check(self, step: int, event: events.Event) -> None:
         """Refuse a release beyond what was reserved, outside of its time, or of something else: `event` is all that the mechanism does."""
         if self.closed:
             raise InvalidInput("permit", self.name, self.closed)
+        require_same_process(self.__dict__["_process"], f"the permit {self.name!r}")
         if event is not self.__dict__.get("_agreed"):  # events of whole runs can be large, and are compared once
             if event != self.event:
                 raise InvalidInput("event", event, f"is not what the permit {self.name!r} was given for: {self.event}")
@@ -121,6 +134,7 @@ def _permit(
     made = object.__new__(Permit)
     made.__dict__.update(name=name, event=event, uses=uses, entry=entry, claim=claim, adjacency=adjacency, closed=closed)
     made.__dict__["releases"] = releases_of(uses, claim)
+    made.__dict__["_process"] = os.getpid()
     return made
 
 
@@ -140,6 +154,7 @@ def rehearsal(
 class Book:
     """What follows from the lines of a ledger, read in their order.
 
+    `places` holds, for reservations that have begun, which folder makes their releases; `ended` the card of runs that have ended.
     `settled` holds, for reservations that ended early, how many releases were made and how many are billed. `first` is the first
     reservation, with its event as it was reserved: a budget may be divided by it, and never by what became of it.
     """
@@ -151,7 +166,9 @@ class Book:
     reserved: dict[str, Permit] = field(default_factory=dict)
     returnable: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
+    places: dict[str, str] = field(default_factory=dict)
     void: set[str] = field(default_factory=set)
+    ended: dict[str, str] = field(default_factory=dict)
     settled: dict[str, tuple[int, int]] = field(default_factory=dict)
     first: tuple[str, events.Event] | None = None
     finish: dict[str, Any] | None = None
@@ -176,7 +193,7 @@ class Book:
             rule = f"must be {VERSION}: another version of dpfy wrote this ledger; use that one, or begin a new ledger"
             raise InvalidInput("ledger version", body.get("version"), rule)
         check.one_of("type", kind, FIELDS)
-        if (given := set(body) - {"type"}) != FIELDS[str(kind)]:
+        if (given := set(body) - {"type"}) - OPTIONAL.get(str(kind), set()) != FIELDS[str(kind)]:
             raise InvalidInput(f"fields of {kind}", sorted(given), f"must be {', '.join(sorted(FIELDS[str(kind)]))}")
         if (kind == "ledger") != (not self.identity):
             raise InvalidInput("type", kind, "must be that of the header on the first line, and there only")
@@ -222,6 +239,8 @@ class Book:
 
     def _begun(self, body: dict[str, Any]) -> None:
         entry = self._returnable(body)
+        if "place" in body:
+            self.places[entry] = _matching("place", body["place"], PLACE)
         self.begun.add(entry)
         self.reserved[entry] = _changed(self.reserved[entry])
 
@@ -262,6 +281,13 @@ class Book:
         if entry not in self.reserved or entry in self.void or (entry in self.returnable and entry not in self.begun):
             raise InvalidInput("entry", entry, "is not a reservation that has begun")
         return entry
+
+    def _end(self, body: dict[str, Any]) -> None:
+        entry, card = self._open(body), _matching("card", body["card"], SHA256)
+        if entry in self.ended:
+            raise InvalidInput("entry", entry, "ended before: a run is completed once")
+        self.ended[entry] = card
+        self.reserved[entry] = _changed(self.reserved[entry], ENDED)
 
     def _finish(self, body: dict[str, Any]) -> None:
         self._open(body)

@@ -18,13 +18,17 @@ from dpfy.core import chain, check, events
 from dpfy.core.book import VERSION, Book, Permit
 from dpfy.core.chain import Chain
 from dpfy.core.codec import canonical
-from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput
+from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Accountant, Guarantee
 from dpfy.core.lock import hold, locked
 from dpfy.core.storage import sha256_of, sync_folder
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
-__all__ = ["VERSION", "Budget", "Ledger", "Permit", "hold"]
+__all__ = ["COPIED", "VERSION", "Budget", "Ledger", "Permit", "hold", "require_place"]
+
+COPIED = (
+    "resume it in the folder where it began (renaming it is fine, copying it or restoring a backup is not), or start a new run"
+)
 
 RECOVERED = "mark recovered"
 """The kind of note that says that somebody stated the head of a ledger whose mark was lost."""
@@ -171,12 +175,17 @@ class Ledger:
             self._append(handle, body)
         return self.book.reserved[entry]
 
-    def begin(self, permit: Permit) -> Permit:
-        """Write down that releases under a returnable reservation will now be made; the permit that allows them. Safe to call again."""
+    def begin(self, permit: Permit, place: str | None = None) -> Permit:
+        """Write down that releases under a returnable reservation will now be made; the permit that allows them. Safe to call again.
+
+        `place` recognises the folder that makes them. Whoever names another one is refused from then on.
+        """
         with locked(self.path, wait=True) as handle:
             self._load(handle)
             if permit.entry not in self.book.begun:
-                self._append(handle, {"type": "begun", "entry": permit.entry})
+                self._append(handle, {"type": "begun", "entry": permit.entry} | ({} if place is None else {"place": place}))
+            if place is not None:
+                require_place(self.book.places.get(permit.entry), place, self.path.name)
         return self.book.reserved[permit.entry]
 
     def settle(self, permit: Permit, *, made: int, billed: int) -> Permit:
@@ -194,6 +203,16 @@ class Ledger:
     def void(self, permit: Permit, reason: str) -> None:
         """Give back a returnable reservation that has not begun: nothing was released, and its run's secret is already destroyed."""
         self._write({"type": "void", "entry": permit.entry, "reason": reason})
+
+    def end(self, entry: str, card: str) -> None:
+        """Write down, in the ledger of a data set, that the run which made this reservation ended with this card. Safe to repeat.
+
+        Guarantees: a reservation has one end. A second one, with another card, is refused.
+        """
+        with locked(self.path, wait=True) as handle:
+            self._load(handle)
+            if self.book.ended.get(entry) != card:
+                self._append(handle, {"type": "end", "entry": entry, "card": card})
 
     def finish(self, permit: Permit, *, steps: int, card: str, files: Mapping[str, str]) -> None:
         """Write the one end of the run: SHA-256 of its card and of its files. Safe to call again with the same."""
@@ -271,6 +290,12 @@ class Ledger:
         except BaseException:
             self.book = Book.of(self.path.name, self.bodies)
             raise
+
+
+def require_place(held: str | None, place: str | None, ledger: str) -> None:
+    """Refuse releases from another folder than the one that the ledger names. None is what earlier versions wrote, and fits all."""
+    if held is not None and held != place:
+        raise Unsupported(f"going on with a run that {ledger} says was begun in another folder", COPIED)
 
 
 def _as_written(body: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,10 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
+from dpfy.core import inode
 from dpfy.core.errors import Corrupt
 
 PRIVATE_MODE = 0o600
@@ -31,8 +33,8 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, content: bytes, *, mode: int = PUBLIC_MODE) -> None:
-    """Replace `path` by `content`.
+def write_atomically(path: Path, content: bytes | Callable[[str], bytes], *, mode: int = PUBLIC_MODE) -> None:
+    """Replace `path` by `content`, which may be a function of the identity that the new file has for life (:mod:`dpfy.core.inode`).
 
     Guarantees: after a crash at any moment `path` holds the old content or the new one, never a mixture; the temporary file never
     has a wider mode than `mode`, is new, and is gone after an error; a link at `path` is replaced, not followed.
@@ -103,11 +105,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_new(path: Path, content: bytes, mode: int) -> None:
+def _write_new(path: Path, content: bytes | Callable[[str], bytes], mode: int) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         os.fchmod(handle, mode)
-        _write_all(handle, content)
+        _write_all(handle, content(inode.identity(handle)) if callable(content) else content)
         os.fsync(handle)
     finally:
         os.close(handle)

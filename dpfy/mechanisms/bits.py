@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
+from dpfy.core.process import require_same_process
 from dpfy.core.random import Randomness
 
 WORD = 64
@@ -23,7 +25,7 @@ class Bits:
 
     Guarantees: the words come in the order of the keystream and each is handed out once, whatever the calls: `words(3)` and then
     `words(5)` are `words(8)`. Two objects with one address give the same words, so an address belongs to one draw: who makes
-    two releases names two addresses. It cannot be copied. Not for two threads at once, nor across a fork. An address ends after
+    two releases names two addresses. It cannot be copied, and a fork cannot use it. Not for two threads at once. An address ends after
     2^33 words, with an error.
     """
 
@@ -34,6 +36,7 @@ class Bits:
         self._fill: Callable[[memoryview], None] = randomness.keystream(
             check.one_line("name", name), check.integer("step", step, 0)
         )
+        self._process = os.getpid()
         self._ready: Words = np.empty(READY, np.uint64)
         self._used = READY
 
@@ -48,6 +51,7 @@ class Bits:
 
     def into(self, out: Words) -> None:
         """Overwrite an array (contiguous) with the next words."""
+        require_same_process(self._process, "random bits")
         held = min(len(out), READY - self._used)
         out[:held] = self._ready[self._used : self._used + held]
         self._used += held

@@ -20,12 +20,13 @@ from dpfy.core import check, reading
 from dpfy.core.claim import Claim
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput
 from dpfy.core.storage import PRIVATE_MODE
+from dpfy.prediction import purse
 from dpfy.prediction.claim import VoteClaim
 from dpfy.prediction.purse import BLOCK, Purse
 from dpfy.prediction.rules import Ask
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder
-from dpfy.runs.mark import ANSWERED
+from dpfy.runs.mark import ANSWERED, SPENT
 
 MOST_CACHED = 1 << 20
 """Answers that are remembered; the oldest are forgotten first, and are paid for again."""
@@ -100,8 +101,11 @@ class PrivatePredictor:
                 _agree(claim, voters)
             self.voters = voters
             self.folder.bind(claim.name, voters.fingerprint())
+            spent = self.folder.secrets / SPENT
+            if not spent.is_file() and not (self.folder.identified and self.folder.has_begun(claim.name)):
+                purse.write(spent, dict.fromkeys(claim.most, 0), self.folder.randomness)
             permit = self.folder.begin(claim.name)
-            self.purse = Purse(self.folder.secrets, claim, permit, self.folder.randomness, block)
+            self.purse = Purse(self.folder.secrets, claim, permit, self.folder.randomness, block, due=True)
             self._cache = Cache(self.folder.secrets / ANSWERED)
         except BaseException as error:
             self.folder.__exit__(type(error), error, None)
@@ -113,6 +117,7 @@ class PrivatePredictor:
 
     def answer_all(self, questions: Any) -> list[Answer]:
         """Answers to several questions, in their order; the same question twice is paid for once."""
+        self.folder.renew()
         table = self._checked(questions)
         keys = [hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in table]
         unknown = {key: place for place, key in enumerate(keys) if key not in self._cache}

@@ -20,13 +20,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from dpfy.core import check, events, reading
+from dpfy.core import check, events, inode, reading
 from dpfy.core.claim import Claim, Reserved, agree, differences, stop_after
-from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
-from dpfy.core.ledger import Budget, Ledger, Permit, hold
+from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput, Unsupported
+from dpfy.core.ledger import COPIED, Budget, Ledger, Permit, hold, require_place
+from dpfy.core.process import require_same_process
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, sha256_of, write_atomically
 from dpfy.report import card, figures, forecast
+from dpfy.runs.holder import HOLDER, Holder
 from dpfy.runs.mark import HIDDEN, Mark, refuse_planted
 
 CARD = card.NAME
@@ -34,6 +36,8 @@ LEDGER = "ledger.jsonl"
 BOUND = "bound.json"
 ABOUT = ("model", "data", "author")
 UNSAID = "not stated"
+ITSELF = ""
+"""The key under which bound.json recognises itself: no name of a release is empty."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,15 @@ class RunFolder:
     is killed or interrupted, the folder stays, to be resumed by the same claims with ``resume=True``.
 
     Guarantees: on return every claim is reserved, durably, in every ledger, and its guarantee can be stated: that of all claims together
-    was computed before anything was written. The same secret never meets other data (:meth:`bind`).
+    was computed before anything was written. The same secret never meets other data (:meth:`bind`). A copy of the folder, and one that
+    was restored from a backup, is refused: its files are not those that this run made (:mod:`dpfy.core.inode`). So is a forked process.
     """
+
+    identified = False
+    """Whether the files of the folder know themselves: those that an earlier version began do not."""
+    place: str | None = None
+    """Recognises this folder in a ledger."""
+    _holder: Holder | None = None
 
     def __init__(self, run: Place, *claims: Claim) -> None:
         agree(claims)
@@ -112,6 +123,7 @@ class RunFolder:
         self.stages: dict[str, Stage] = {}
         self.told: dict[str, dict[str, Any]] = {}
         self.in_use = self._over = False
+        self._process = os.getpid()
         self._hold: AbstractContextManager[None] = nullcontext()
         self.mark, self.fresh = self._marked()
         try:
@@ -160,12 +172,13 @@ class RunFolder:
 
         The permit that allows them. Until then the run can be undone. Safe to call again.
         """
+        self._require_here()
         stage = self.stage(name)
         if stage.permit.closed:
             if stage.shared is not None:
                 ledger, permit = stage.shared
-                stage.shared = ledger, ledger.begin(permit)
-            stage.permit = self._covering(self.ledger.begin(stage.permit), stage.reserved)
+                stage.shared = ledger, ledger.begin(permit, self.place)
+            stage.permit = self._covering(self.ledger.begin(stage.permit, self.place), stage.reserved)
         return stage.permit
 
     def settle(self, name: str, made: int) -> None:
@@ -190,12 +203,41 @@ class RunFolder:
 
         Call before noise is made for what depends on the data, with all of it that the release depends on.
         """
-        file, tag = self.secrets / BOUND, self.randomness.tag(f"bound {name}", content)
-        held = reading.parsed_json(BOUND, file.read_bytes()) if file.is_file() else {}
+        self._require_here()
+        held, tag = self._bound(), self.randomness.tag(f"bound {name}", content)
         if name not in held:
-            write_atomically(file, json.dumps(held | {name: tag}).encode(), mode=PRIVATE_MODE)
+            self._write_bound(held | {name: tag}, self.randomness)
         elif held[name] != tag:
             raise InvalidInput(f"resume {name}", "other data", "must be what the run had before it was stopped")
+
+    def _bound(self) -> dict[str, str]:
+        """What releases are bound to so far."""
+        file = self.secrets / BOUND
+        if not file.is_file() and self.identified:
+            raise Corrupt(f"{HIDDEN}/{BOUND}", "is missing: nobody can tell what releases were made of; start a new run")
+        held: dict[str, str] = reading.parsed_json(BOUND, file.read_bytes()) if file.is_file() else {}
+        if held.pop(ITSELF, None) != (_of_file(self.randomness, file) if self.identified else None):
+            rule = "is a copy, or was restored from one, which may lack what was released since: start a new run"
+            raise Corrupt(f"{HIDDEN}/{BOUND}", rule)
+        return held
+
+    def _write_bound(self, held: Mapping[str, str], randomness: Randomness) -> None:
+        def content(own: str) -> bytes:
+            known = {ITSELF: randomness.tag("file", own.encode())} if self.identified else {}
+            return json.dumps({**held, **known}).encode()
+
+        write_atomically(self.secrets / BOUND, content, mode=PRIVATE_MODE)
+        self.renew()
+
+    def renew(self) -> None:
+        """Tell other machines that the folder is in use, now and then; refused if one of them has taken it over."""
+        if self._holder is not None:
+            self._holder.renew()
+
+    def _require_here(self) -> None:
+        """Refuse a forked process, and one whose folder another machine has taken over."""
+        require_same_process(self._process, f"run {self.path.name}")
+        self.renew()
 
     def write(self, name: str, content: bytes) -> Path:
         """Put an artefact into the folder, whole or not at all. Its claim must have named it."""
@@ -217,8 +259,10 @@ class RunFolder:
         one end of the run, with the hash of the card and of every file: a crash after it publishes that very card, whatever is asked
         then. Each step can be repeated after a crash.
         """
+        self._require_here()
         self.ledger.refresh()
         if self.ledger.book.finish is None:
+            self._require_no_end()
             for name in self.stages:
                 self.begin(name)
             self.ledger.refresh()
@@ -230,6 +274,9 @@ class RunFolder:
             write_atomically(self.secrets / CARD, card.render(made))
             first = next(iter(self.stages.values())).permit
             self.ledger.finish(first, steps=told.releases, card=sha256_of(self.secrets / CARD), files=files)
+            self.ledger.refresh()
+        if self.run.ledger is not None:
+            end_shared(self.ledger, Path(self.run.ledger))
         publish(self.path)
         erase_secrets(self.path)
         return self.path
@@ -239,8 +286,21 @@ class RunFolder:
         began = next(body["time"] for body in self.ledger.bodies if body["type"] == "reserve")
         return dict.fromkeys(ABOUT[1:], UNSAID) | dict(self.run.about) | {"date": time.strftime("%Y-%m-%d", time.gmtime(began))}
 
+    def _require_no_end(self) -> None:
+        """Refuse to end a run a second time: another folder may have ended it, from the same secret, as one that was put back can."""
+        for stage in self.stages.values():
+            if stage.shared is not None:
+                ledger, permit = stage.shared
+                ledger.refresh()
+                if permit.entry in ledger.book.ended:
+                    rule = f"{ledger.path.name} says that this run was completed: it is not completed again; start a new run"
+                    raise InvalidInput("run", str(self.run.path), rule)
+
     def close(self) -> None:
         """Let other processes have the folder."""
+        if self._holder is not None:
+            self._holder.release()
+            self._holder = None
         self._hold.__exit__(None, None, None)
         self._hold = nullcontext()
 
@@ -251,8 +311,10 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Let go; if the run failed before its first release, leave nothing behind. Safe to call again.
 
-        A run that was killed or interrupted stays as it is, to be resumed.
+        A run that was killed or interrupted stays as it is, to be resumed. A fork of the process that holds it lets go of nothing.
         """
+        if os.getpid() != self._process:
+            return
         try:
             refused = isinstance(error, Exception) and not isinstance(error, Busy)
             if refused and self.fresh and not self._over and not self.begun:
@@ -265,6 +327,7 @@ class RunFolder:
 
         What this run did not make is left, and so is a folder that was there before.
         """
+        require_same_process(self._process, f"run {self.path.name}")
         self._over = True
         self.mark.erase_secrets()
         for stage in self.stages.values():
@@ -320,6 +383,7 @@ class RunFolder:
         self._hold = held
         self.secrets.mkdir(exist_ok=True)
         os.chmod(self.secrets, 0o700)
+        self._holder = Holder.take(self.secrets / HOLDER, f"run {self.path.name}")
         if self._never_began:
             self.mark.clear(self._written())
         else:
@@ -353,23 +417,34 @@ class RunFolder:
             write_atomically(self.path / name, content)
 
     def _secret(self) -> tuple[str, Randomness]:
+        """The secret of the run: a new one as long as its ledger holds no reservation, for what a lost ledger paid for is used up."""
         file = self.secrets / "secret.json"
-        if not file.is_file():
-            if (self.path / LEDGER).is_file() and Ledger.read(self.path / LEDGER).permits():
-                raise Corrupt("checkpoint/secret.json", "is missing: the run cannot be resumed; start a new one")
+        if not ((self.path / LEDGER).is_file() and Ledger.read(self.path / LEDGER).permits()):
             fresh = Randomness.from_os() if self.run.seed is None else Randomness.for_tests(self.run.seed)
+            self.identified = True
+            self._write_bound({}, fresh)
             body = {"run": self.mark.run, "secret": fresh.secret.hex(), "fixed": fresh.fixed}
-            write_atomically(file, json.dumps(body).encode(), mode=PRIVATE_MODE)
-        return self._held_secret(file)
+            write_atomically(
+                file, lambda own: json.dumps(body | {"file": fresh.tag("file", own.encode())}).encode(), mode=PRIVATE_MODE
+            )
+        elif not file.is_file():
+            raise Corrupt("checkpoint/secret.json", "is missing: the run cannot be resumed; start a new one")
+        held = self._held_secret(file)
+        self.place = held[1].tag("place", inode.identity_of(file).encode())[:32] if self.identified else None
+        return held
 
     def _held_secret(self, file: Path) -> tuple[str, Randomness]:
         try:
             held = json.loads(file.read_text())
             name, randomness = held["run"], Randomness(bytes.fromhex(held["secret"]), _truth(held["fixed"]))
+            said = held.get("file")
         except (ValueError, KeyError, TypeError, RecursionError):
             raise Corrupt("checkpoint/secret.json", "is damaged: the run cannot be resumed; start a new one") from None
         if name != self.mark.run:
             raise Corrupt("checkpoint/secret.json", "belongs to another run than the folder's mark; start a new one")
+        if said is not None and said != _of_file(randomness, file):
+            raise Unsupported(f"going on with a run folder that was copied or restored ({self.path.name})", COPIED)
+        self.identified = said is not None
         return name, randomness
 
     def _reserve(self) -> None:
@@ -382,17 +457,18 @@ class RunFolder:
             held = next((p for p in self.ledger.permits() if p.name == claim.name), None)
             if held is not None:  # before the data set's ledger is asked for anything
                 self._covering(held, replace(reserved, shared=Reserved.from_json(held.claim).shared))
-            shared = self._reserve_shared(reserved, due, None if held is None else self.ledger.book.settled.get(held.entry))
+                require_place(self.ledger.book.places.get(held.entry), self.place, LEDGER)
+            shared = self._reserve_shared(reserved, due, held)
             if shared is not None:
                 reserved = replace(reserved, shared=(shared[0].book.identity, shared[1].entry))
             permit = held or self.ledger.reserve(claim.name, due, claim=reserved.to_json(), returnable=True)
             self.stages[claim.name] = Stage(reserved, self._covering(permit, reserved), shared)
 
-    def _reserve_shared(
-        self, reserved: Reserved, due: events.Event, ended: tuple[int, int] | None
-    ) -> tuple[Ledger, Permit] | None:
+    def _reserve_shared(self, reserved: Reserved, due: events.Event, held: Permit | None) -> tuple[Ledger, Permit] | None:
+        """The reservation in the data set's ledger; `held` is that in the run's own, if it was made before."""
         if self.run.ledger is None:
             return None
+        ended = None if held is None else self.ledger.book.settled.get(held.entry)
         path, claim = Path(self.run.ledger), reserved.claim
         ledger = Ledger.open(path, unit=claim.unit, adjacency=claim.adjacency, budget=self.run.budget)
         name = f"{claim.name} {self.id}"
@@ -401,6 +477,12 @@ class RunFolder:
                 if (settled := ledger.book.settled.get(permit.entry)) not in (None, ended):
                     rule = f"{path.name} says that it ended after {settled[0]} releases, and is billed so" if settled else ""
                     raise InvalidInput(f"resume {claim.name}", "a run that goes on", rule)
+                if permit.entry in ledger.book.ended:
+                    rule = f"{path.name} says that this run was completed: it is not completed again; start a new run"
+                    raise InvalidInput("run", str(self.run.path), rule)
+                if held is None and permit.entry in ledger.book.begun:
+                    raise Corrupt(LEDGER, f"was lost: {path.name} says that this run has begun; start a new run")
+                require_place(ledger.book.places.get(permit.entry), self.place, path.name)
                 if permit.event != (due if settled is None else reserved.due(settled)):
                     raise Corrupt(path.name, "reserves another event than this run's")
                 return ledger, permit
@@ -437,6 +519,11 @@ def _leaves(data: Any, prefix: str = "") -> dict[str, Any]:
     return {k: v for key, value in data.items() for k, v in _leaves(value, f"{prefix}.{key}".lstrip(".")).items()}
 
 
+def _of_file(randomness: Randomness, file: Path) -> str:
+    """How a secret file recognises itself."""
+    return randomness.tag("file", inode.identity_of(file).encode())
+
+
 def erase_secrets(folder: Path) -> None:
     """End a finished run: destroy seed, noise state and checkpoints, then remove the mark. What is left is safe to publish.
 
@@ -452,7 +539,7 @@ def complete(run: Place, *claims: Claim) -> bool:
     path = Path(run.path)
     if not run.resume or not ended(path) or held_claims(path) != list(claims):
         return False
-    finish_erasure(path)
+    finish_erasure(path, run.ledger)
     return True
 
 
@@ -483,12 +570,27 @@ def publish(path: Path) -> None:
     write_atomically(path / CARD, staged.read_bytes())
 
 
-def finish_erasure(path: Path) -> None:
-    """Bring a run that ended to its end after a crash: publish its card, and erase its secrets."""
+def end_shared(own: Ledger, path: Path) -> None:
+    """Write the end of the run whose ledger is `own` into that of its data set, if that paid for it. Safe to repeat.
+
+    Guarantees: a run that a data set's ledger paid for is completed once; a second end, with another card, is refused.
+    """
+    paid = [shared for p in own.permits() if p.claim and (shared := Reserved.from_json(p.claim).shared) is not None]
+    if paid and own.book.finish is not None:
+        ledger = Ledger.read(path)
+        for identity, entry in paid:
+            if identity == ledger.book.identity:
+                ledger.end(entry, own.book.finish["card"])
+
+
+def finish_erasure(path: Path, ledger: Path | str | None = None) -> None:
+    """Bring a run that ended to its end after a crash: write it into the data set's `ledger`, publish its card, erase its secrets."""
     if (mark := Mark.find(path)) is None:
         return
     refuse_planted(path)
     with hold(mark.file, f"run {path.name}"):
+        if ledger is not None:
+            end_shared(Ledger.read(path / LEDGER), Path(ledger))
         publish(path)
         erase_secrets(path)
 

@@ -37,11 +37,13 @@ SEARCH_LOG, SEARCH_TRIALS = "scores.jsonl", "trials"
 """Scores of a search for settings, and the folders of its trials, which are destroyed whole."""
 SECRETS = (
     "state.safetensors", "secret.json", "steps.jsonl", "watch.json", "evaluation.json", "bound.json", UPDATES, ROUND,
-    POPULATION, ENCODED_HERE, ASKED, SEARCH_LOG, ANSWERED, SPENT, "privacy.json", "config.toml", "lock",
+    POPULATION, ENCODED_HERE, ASKED, SEARCH_LOG, ANSWERED, SPENT, "privacy.json", "config.toml", "lock", "holder.json",
 )  # fmt: skip
 """What a run keeps in checkpoint/, in the order in which it is destroyed. A new file there must be named here."""
 RANK_STATE = re.compile(r"rank[0-9]+-[0-9a-f]{16}\.safetensors")
 """The same of the ranks of a run beside rank 0: they are destroyed first."""
+PROGRESS = re.compile(r"reached-([0-9]+)-([0-9]+)")
+"""How far a training run got, as the name of a file: the step of its last checkpoint, and the steps in its journal."""
 BEFORE_STEPS = ("ledger.jsonl", "ledger.jsonl.head", CANARIES, "config.toml")
 """What a run that made no release may have written beside them and what its claims name."""
 
@@ -90,7 +92,7 @@ class Mark:
             return
         self.erase_temporaries()
         erase_folder(hidden / SEARCH_TRIALS)
-        ranks = sorted(p.name for p in hidden.iterdir() if RANK_STATE.fullmatch(p.name))
+        ranks = sorted(p.name for p in hidden.iterdir() if RANK_STATE.fullmatch(p.name) or PROGRESS.fullmatch(p.name))
         for name in (*ranks, *SECRETS):
             storage.erase(hidden / name)
         if not any(hidden.iterdir()):

@@ -1,7 +1,8 @@
 """Checkpoints: one file with all that a resumed run needs to release the same bits. Safetensors, never pickle; whole or not at all.
 
 Tensors are stored under ``model.``, ``optimizer.``, ``average.``, ``noise.`` and ``random.``; numbers and names as JSON in the
-header. The header carries a keyed fingerprint of all of it: a damaged file, or one from another run, is refused.
+header. The header carries a keyed fingerprint of all of it: a damaged file, or one from another run, is refused. It also names the
+file itself (:mod:`dpfy.core.inode`): a copy of a checkpoint is refused, as one that was put in the place of a later one would be.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from torch import Tensor
 
 from dpfy.core.codec import canonical
 from dpfy.core.errors import Corrupt
+from dpfy.core.inode import identity_of
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.training.local import spread_like
 
-FORMAT = "dpfy-checkpoint-2"
+FORMAT, BEFORE = "dpfy-checkpoint-3", "dpfy-checkpoint-2"
+"""The format, and the one before it, whose files do not know themselves."""
 
 
 @dataclass(frozen=True, repr=False)
 class Snapshot:
-    """The state of a run between two steps. `facts` is JSON; `tensors` maps full names to tensors."""
+    """The state of a run between two steps. `facts` is JSON; `tensors` maps full names to tensors; `format` is that of its file."""
 
     step: int
     facts: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    format: str = FORMAT
 
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors under one prefix, without it."""
@@ -46,7 +50,11 @@ def write(path: Path, snapshot: Snapshot, randomness: Randomness) -> None:
     """
     facts, tensors = _plain_parts(snapshot)
     header = {"facts": facts, "tag": _tag(facts, tensors, randomness)}
-    write_atomically(path, save(tensors, metadata=header), mode=PRIVATE_MODE)
+
+    def content(own: str) -> bytes:
+        return save(tensors, metadata=header | {"file": randomness.tag("file", f"{header['tag']} {own}".encode())})
+
+    write_atomically(path, content, mode=PRIVATE_MODE)
 
 
 def tag(snapshot: Snapshot, randomness: Randomness) -> str:
@@ -56,11 +64,11 @@ def tag(snapshot: Snapshot, randomness: Randomness) -> str:
 
 def _plain_parts(snapshot: Snapshot) -> tuple[str, dict[str, Tensor]]:
     tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
-    return canonical({"format": FORMAT, "step": snapshot.step, "facts": snapshot.facts}), tensors
+    return canonical({"format": snapshot.format, "step": snapshot.step, "facts": snapshot.facts}), tensors
 
 
 def read(path: Path, randomness: Randomness) -> Snapshot:
-    """The checkpoint at `path`; `Corrupt` if it is damaged or was written by another run."""
+    """The checkpoint at `path`; `Corrupt` if it is damaged, was written by another run, or is a copy."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -71,9 +79,13 @@ def read(path: Path, randomness: Randomness) -> Snapshot:
         raise Corrupt(f"checkpoint/{path.name}", "not a readable dpfy checkpoint") from None
     if header.get("tag") != _tag(facts, tensors, randomness):
         raise Corrupt(f"checkpoint/{path.name}", "does not match its fingerprint: damaged, or written by another run")
-    if parsed["format"] != FORMAT:
+    if parsed["format"] not in (FORMAT, BEFORE):
         raise Corrupt(f"checkpoint/{path.name}", "was written by another version of dpfy: resume the run with that version")
-    return Snapshot(parsed["step"], parsed["facts"], tensors)
+    own = randomness.tag("file", f"{header['tag']} {identity_of(path)}".encode())
+    if parsed["format"] == FORMAT and header.get("file") != own:
+        rule = "is a copy, or was restored from one: the noise of later steps may have been used already; start a new run"
+        raise Corrupt(f"checkpoint/{path.name}", rule)
+    return Snapshot(parsed["step"], parsed["facts"], tensors, parsed["format"])
 
 
 def _tag(facts: str, tensors: Mapping[str, Tensor], randomness: Randomness) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dpfy.core.errors import Unsupported
+from dpfy.core.process import require_same_process
 
 if TYPE_CHECKING:
     from dpfy.plan.stopping import Stopping
@@ -22,6 +24,12 @@ class Halt:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self._process = os.getpid()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a fork of the process that entered the run."""
+        return os.getpid() != self._process
 
     @contextmanager
     def final(self) -> Iterator[None]:
@@ -33,7 +41,8 @@ class Halt:
             raise
 
     def require_live(self) -> None:
-        """Refuse to go on with a run that stopped."""
+        """Refuse to go on with a run that stopped, or in a fork: two processes would make the same noise."""
+        require_same_process(self._process, "this run")
         if self.reason is not None:
             raise Unsupported(f"going on with a run that stopped ({self.reason})", f"leave the block; {RESUME}")
 

@@ -31,6 +31,7 @@ from dpfy.training import computation, finish, guard, metrics, resume, scheduler
 from dpfy.training.admission import check_first, check_optimizer, check_owners, check_part, check_parts, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.batches import Batches, Captures, Drawing
+from dpfy.training.checkpoint import FORMAT
 from dpfy.training.follower import Follower, taken
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt, leave
@@ -151,7 +152,8 @@ class PrivateTraining(Standing):
         self.terms, self._state = resume.opened(self, first, snapshot)
         self._entry = self.steps_done
         self.settings.start(self._entry)
-        self._journal = journal = Journal(self.folder.secrets if self.world.first else None, randomness, self.steps_done)
+        due = snapshot is not None and snapshot.format == FORMAT  # earlier versions wrote less down
+        self._journal = journal = Journal(self.folder.secrets if self.world.first else None, randomness, self.steps_done, due)
         self.spread.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
         self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, kept)
@@ -174,7 +176,12 @@ class PrivateTraining(Standing):
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed."""
+        """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed.
+
+        A fork of the process that entered the run leaves everything as it is.
+        """
+        if self._halt.elsewhere:
+            return
         if error is not None:
             self.world.fail(error)
         if self._given is not None:
@@ -343,6 +350,7 @@ class PrivateTraining(Standing):
         self.spread.save(self.folder.state, self.state.snapshot(self.terms.facts()), self.folder.randomness)
         if self._journal is not None:
             self._journal.forget(self.steps_done)
+        self.folder.renew()
         self._last_save, self._saved = time.monotonic(), self.steps_done
 
     def finish(

@@ -11,7 +11,7 @@ import torch
 
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.noise import chacha, gaussian
-from dpfy.training import computation, copies, guard, metrics, rank_files, schedulers
+from dpfy.training import computation, copies, guard, journal, metrics, rank_files, schedulers
 from dpfy.training.admission import check_optimizer
 from dpfy.training.checkpoint import Snapshot
 from dpfy.training.run import TRAINING
@@ -63,6 +63,8 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
             chosen = schedulers.numbers(training.optimizer.param_groups)
             copies.check(state.weights, chosen, training.records, folder.randomness)
         terms = _terms(training, mine)
+        if training.world.first:
+            journal.make(folder.secrets, folder.randomness)
         training.spread.save(folder.state, state.snapshot(terms.facts()), folder.randomness)
         return terms, state
     _require_same(mine, snapshot.facts["identity"])

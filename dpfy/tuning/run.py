@@ -14,9 +14,9 @@ import numpy as np
 from dpfy.accounting import rdp
 from dpfy.core import events, reading
 from dpfy.core.book import Permit
-from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.random import Randomness
-from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.storage import PRIVATE_MODE, create, write_atomically
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential
@@ -25,6 +25,7 @@ from dpfy.plan.recipe import Plan, Recipe
 from dpfy.plan.stopping import first_steps
 from dpfy.report import card
 from dpfy.runs.folder import LEDGER, Place, RunFolder, complete, held_claims
+from dpfy.runs.mark import SEARCH_LOG
 from dpfy.tuning import outcome, pool
 from dpfy.tuning.claim import TUNING, Tuning
 from dpfy.tuning.engine import Engine, RandomSearch
@@ -209,6 +210,13 @@ class _Searching:
     work: Work
 
     def __post_init__(self) -> None:
+        log = self.folder.secrets / SEARCH_LOG
+        if not log.is_file():
+            if self.folder.identified and self.folder.has_begun(TUNING):
+                raise Corrupt(
+                    f"checkpoint/{SEARCH_LOG}", "is missing: nobody can tell which trials were made; start a new search"
+                )
+            create(log, mode=PRIVATE_MODE)
         self.permit = self.folder.begin(TUNING)
         self.randomness = self.folder.randomness
         self.source = Source(self.folder.path / LEDGER, TUNING, self.randomness)

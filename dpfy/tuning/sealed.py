@@ -76,7 +76,7 @@ class SealedRun(RunFolder):
         self.randomness, self.id = randomness, place.name
         self.ledger = _Alone(plan)  # type: ignore[assignment]
         self.stages, self.told = {}, {}
-        self.in_use, self._over = False, False
+        self.in_use, self._over, self._process = False, False, os.getpid()
         self.fresh = not self.state.is_file()
         self._permit, self._reserved = permit, Reserved(Training(plan), randomness.fixed)
         if not (place / metrics.FILE).exists():

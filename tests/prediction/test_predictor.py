@@ -184,7 +184,9 @@ def test_all_is_reserved_before_the_first_answer_in_every_ledger(tmp_path: Path)
 def test_the_finished_folder_verifies_and_holds_no_secret(tmp_path: Path) -> None:
     with opened(tmp_path / "run") as predictor:
         predictor.answer_all(QUESTIONS[:20])
-        assert sorted(os.listdir(tmp_path / "run" / "checkpoint")) == sorted(["bound.json", "secret.json", ANSWERED, SPENT])
+        assert sorted(os.listdir(tmp_path / "run" / "checkpoint")) == sorted(
+            ["bound.json", "holder.json", "secret.json", ANSWERED, SPENT]
+        )
         for name in (ANSWERED, SPENT):
             assert (tmp_path / "run" / "checkpoint" / name).stat().st_mode & 0o777 == 0o600
         folder = predictor.finish()

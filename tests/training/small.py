@@ -92,7 +92,7 @@ def train_and_tell(path: str, event: int, told: Connection) -> None:
         told.send_bytes(str(seen).encode())
 
 
-BOUNDARIES = ("open", "mkdir", "chmod", "write", "fsync", "replace", "unlink", "rmdir")
+BOUNDARIES = ("open", "mkdir", "chmod", "write", "fsync", "replace", "rename", "unlink", "rmdir")
 
 
 def die_at_every_call(path: str, every: int, answer: str) -> None:
