@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from dpfy.core import events
 from dpfy.core.chain import Chain, mark_of
 from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger, Permit, hold
+from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency, Unit
+from dpfy.mechanisms.bits import Bits
 
+GAUSSIAN = events.Gaussian(2.0)
 STEP = events.PoissonSampled(0.1, events.Gaussian(2.0))
 
 
@@ -582,3 +586,54 @@ def test_what_a_run_did_not_use_is_there_for_others_and_the_filter_keeps_its_ord
     alone.void(second, "refused")
     assert alone.first == events.Repeated(STEP, 1), "the third was admitted beside it"
     assert other.entry in ledger.book.returnable
+
+
+def test_a_forked_process_makes_no_release_and_one_that_was_sent_the_permit_does(tmp_path):
+    """A fork has the permit and the random bits of its parent: it would release what the parent releases, on other sums."""
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    permit = ledger.reserve("count", GAUSSIAN)
+    bits = Bits(Randomness.for_tests(1), "count", 0)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (lambda: permit.check(0, GAUSSIAN), lambda: permit.spend(0, GAUSSIAN), lambda: bits.words(1)):
+            try:
+                use()
+            except Unsupported as error:
+                refused += "forked process" in str(error)
+        pickle.loads(pickle.dumps(permit)).check(0, GAUSSIAN)
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    permit.spend(0, GAUSSIAN)
+    assert len(bits.words(2)) == 2
+
+
+def test_a_begun_reservation_keeps_its_place_and_a_run_ends_once(tmp_path):
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    permit = ledger.reserve("count", GAUSSIAN, returnable=True)
+    with pytest.raises(InvalidInput, match="has begun"):
+        ledger.end(permit.entry, "a" * 64)
+    ledger.begin(permit, "1" * 32)
+    ledger.begin(permit, "1" * 32)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    with pytest.raises(Unsupported, match="begun in another folder"):
+        ledger.begin(permit, "2" * 32)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    ledger.end(permit.entry, "a" * 64)
+    ledger.end(permit.entry, "a" * 64)
+    with pytest.raises(InvalidInput, match="completed once"):
+        ledger.end(permit.entry, "b" * 64)
+    held = Ledger.read(tmp_path / "ledger.jsonl")
+    assert held.book.places == {permit.entry: "1" * 32}
+    assert held.book.ended == {permit.entry: "a" * 64}
+    assert held.spent() == [events.Repeated(GAUSSIAN, 1)]
+    with pytest.raises(InvalidInput, match="its run ended"):
+        held.permits()[0].check(0, GAUSSIAN)
+
+
+@pytest.mark.parametrize("body", [{"place": "1" * 31}, {"place": None}, {"place": "g" * 32}, {"places": "1" * 32}])
+def test_a_place_that_is_none_is_refused(tmp_path, body):
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    permit = ledger.reserve("count", GAUSSIAN, returnable=True)
+    with pytest.raises(InvalidInput):
+        ledger._write({"type": "begun", "entry": permit.entry, **body})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -256,3 +257,27 @@ def test_a_purse_hands_out_every_step_of_its_claim_once(tmp_path: Path) -> None:
             with pytest.raises(BudgetExceeded, match=kind):
                 purse.spend(kind)
         assert purse.permit.__dict__["_spent"] == set(range(30))
+
+
+@pytest.mark.parametrize("how", ["deleted", "put back", "written over"])
+def test_what_was_spent_cannot_be_taken_back(tmp_path: Path, how: str) -> None:
+    """Without the file of what was spent, or with an earlier one, other questions would be answered with the same noise."""
+    with opened(tmp_path / "run") as predictor:
+        file, before = tmp_path / "run" / "checkpoint" / SPENT, tmp_path / "before"
+        os.link(file, before)
+        predictor.answer_all(QUESTIONS[:20])
+    if how == "deleted":
+        file.unlink()
+    elif how == "put back":
+        shutil.copy2(before, tmp_path / "copy")
+        os.replace(tmp_path / "copy", file)
+    else:
+        file.write_bytes(before.read_bytes())
+    with pytest.raises(Corrupt, match=r"spent\.json: is (missing|a copy)"):
+        opened(tmp_path / "run", resume=True)
+
+
+def test_a_folder_that_never_answered_is_resumed(tmp_path: Path) -> None:
+    opened(tmp_path / "run").folder.close()
+    with opened(tmp_path / "run", resume=True) as predictor:
+        assert predictor.answer(QUESTIONS[0]).paid

@@ -19,7 +19,7 @@ from torch.nn import functional
 import dpfy
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import inode
-from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput, Unsupported
+from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
 from dpfy.runs import holder
@@ -28,8 +28,10 @@ from dpfy.training import journal
 from dpfy.training.run import complete
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 sys.path.insert(0, str(Path(__file__).parent))
 import count
+import forge
 import small
 
 STEPS = 8
@@ -318,7 +320,13 @@ def test_11_the_shared_ledger_knows_the_folder(tmp_path, monkeypatch):
     held = json.loads(secret.read_text())
     del held["file"]
     secret.write_text(json.dumps(held))
-    refused(copy, Unsupported, "begun in another folder", ledger=people)
+
+    def unplaced(bodies):
+        for body in bodies:
+            body.pop("place", None)
+
+    forge.rechain(copy / "ledger.jsonl", unplaced)
+    refused(copy, Unsupported, r"people\.jsonl says was begun in another folder", ledger=people)
     assert train(run, ledger=people)
 
 
@@ -362,7 +370,7 @@ except here.DpfyError as error:
 
 def elsewhere(run, other=True):
     """What another machine says that resumes a run with another loss."""
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "training")]
+    paths = [str(Path(__file__).parent)]
     code = ELSEWHERE.format(other=other, paths=paths, run=str(run))
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import dpfy
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.runs.folder import Place
 from dpfy.tuning import outcome
@@ -232,3 +232,17 @@ def test_a_finished_search_is_given_back_and_not_made_again(tmp_path):
     first = toy.search(tmp_path / "run")
     again = toy.search(tmp_path / "run", resume=True)
     assert again.to_json() == first.to_json()
+
+
+def test_a_search_that_lost_its_scores_is_refused(tmp_path, monkeypatch):
+    """Its trials would be made again, with the noise that they had, by whatever code there is now."""
+
+    def killed(self, handle, number, row):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(searches.Search, "_note", killed)
+        toy.search(tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "scores.jsonl").unlink()
+    with pytest.raises(Corrupt, match=r"scores\.jsonl: is missing"):
+        toy.search(tmp_path / "run", resume=True)
