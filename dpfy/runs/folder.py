@@ -130,8 +130,8 @@ class RunFolder:
             self._take()
             self.fresh = not self.state.is_file()
             self._write_down()
-            self.id, self.randomness = self._secret()
             self.ledger = Ledger.open(self.path / LEDGER, unit=claims[0].unit, adjacency=claims[0].adjacency)
+            self.id, self.randomness = self._secret()
             self._reserve()
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -419,7 +419,7 @@ class RunFolder:
     def _secret(self) -> tuple[str, Randomness]:
         """The secret of the run: a new one as long as its ledger holds no reservation, for what a lost ledger paid for is used up."""
         file = self.secrets / "secret.json"
-        if not ((self.path / LEDGER).is_file() and Ledger.read(self.path / LEDGER).permits()):
+        if not self.ledger.permits():
             fresh = Randomness.from_os() if self.run.seed is None else Randomness.for_tests(self.run.seed)
             self.identified = True
             self._write_bound({}, fresh)

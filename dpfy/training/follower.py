@@ -85,9 +85,6 @@ class Follower:
     def tell(self, name: str, **facts: Any) -> None:
         """What is told for the card by rank 0 counts."""
 
-    def renew(self) -> None:
-        """Rank 0 does it."""
-
     def abandon(self) -> None:
         """Rank 0 does it."""
 

@@ -28,7 +28,7 @@ class Halt:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this is a fork of the process that entered the run."""
+        """Whether this is a fork of the process that entered the run: it leaves everything as it is."""
         return os.getpid() != self._process
 
     @contextmanager

@@ -27,11 +27,10 @@ from dpfy.gradients.engine import Grads, no_reentrant_checkpoints, trainable
 from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
-from dpfy.training import computation, finish, guard, metrics, resume, schedulers, state
+from dpfy.training import computation, finish, guard, resume, schedulers, state
 from dpfy.training.admission import check_first, check_optimizer, check_owners, check_part, check_parts, check_records
 from dpfy.training.averaging import swapped
 from dpfy.training.batches import Batches, Captures, Drawing
-from dpfy.training.checkpoint import FORMAT
 from dpfy.training.follower import Follower, taken
 from dpfy.training.guard import Guard
 from dpfy.training.halt import Halt, leave
@@ -152,8 +151,7 @@ class PrivateTraining(Standing):
         self.terms, self._state = resume.opened(self, first, snapshot)
         self._entry = self.steps_done
         self.settings.start(self._entry)
-        due = snapshot is not None and snapshot.format == FORMAT  # earlier versions wrote less down
-        self._journal = journal = Journal(self.folder.secrets if self.world.first else None, randomness, self.steps_done, due)
+        self._journal = journal = resume.journal_of(self, snapshot)
         self.spread.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
         self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, kept)
@@ -176,10 +174,7 @@ class PrivateTraining(Standing):
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed.
-
-        A fork of the process that entered the run leaves everything as it is.
-        """
+        """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed."""
         if self._halt.elsewhere:
             return
         if error is not None:
@@ -327,10 +322,6 @@ class PrivateTraining(Standing):
         if self._saved == self.steps_done:
             self.save()
 
-    def _note(self, **values: float) -> None:
-        if self.world.first:
-            metrics.append(self.folder.path, {"step": self.steps_done, **values})
-
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """A context in which the model holds the averaged weights (its own, if there is no averaging): use it to evaluate."""
@@ -350,7 +341,6 @@ class PrivateTraining(Standing):
         self.spread.save(self.folder.state, self.state.snapshot(self.terms.facts()), self.folder.randomness)
         if self._journal is not None:
             self._journal.forget(self.steps_done)
-        self.folder.renew()
         self._last_save, self._saved = time.monotonic(), self.steps_done
 
     def finish(

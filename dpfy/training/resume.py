@@ -13,7 +13,8 @@ from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.noise import chacha, gaussian
 from dpfy.training import computation, copies, guard, journal, metrics, rank_files, schedulers
 from dpfy.training.admission import check_optimizer
-from dpfy.training.checkpoint import Snapshot
+from dpfy.training.checkpoint import FORMAT, Snapshot
+from dpfy.training.journal import Journal
 from dpfy.training.run import TRAINING
 from dpfy.training.state import TrainState
 
@@ -79,6 +80,12 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
     if training.world.first:
         metrics.cut(folder.path, state.step)
     return terms, state
+
+
+def journal_of(training: PrivateTraining, snapshot: Snapshot | None) -> Journal:
+    """The journal of the steps since `snapshot`: where that is not of an earlier version, it must be there, and as long as it was."""
+    folder, due = training.folder, snapshot is not None and snapshot.format == FORMAT
+    return Journal(folder.secrets if training.world.first else None, folder.randomness, training.steps_done, due)
 
 
 def _terms(training: PrivateTraining, mine: Mapping[str, Any]) -> Terms:

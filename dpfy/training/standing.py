@@ -12,11 +12,12 @@ from torch import Tensor
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.clip import Clip
 from dpfy.plan.recipe import Plan
-from dpfy.training import public, state
+from dpfy.training import metrics, public, state
 from dpfy.training.follower import Follower
 from dpfy.training.logical import LogicalBatch
 from dpfy.training.run import TRAINING, RunFolder
 from dpfy.training.state import TrainState
+from dpfy.training.world import World
 
 
 class Standing:
@@ -30,6 +31,7 @@ class Standing:
     device: torch.device
     plan: Plan
     folder: RunFolder | Follower
+    world: World
 
     @property
     def state(self) -> TrainState:
@@ -63,6 +65,10 @@ class Standing:
         """Refuse what is no plain number under a word, and losses of the batch where they are recognised."""
         for name, value in values.items():
             public.check_number(f"record {name}", value, self._losses)
+
+    def _note(self, **values: float) -> None:
+        if self.world.first:
+            metrics.append(self.folder.path, {"step": self.steps_done, **values})
 
     @property
     def clip(self) -> Clip:
