@@ -100,10 +100,9 @@ class PrivateTraining(Standing):
         self._state = TrainState(0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {}, self.schedules)
         self._halt = Halt()
         self._journal: Journal | None = None
-        self._losses: Tensor | None = None
         self._asked: object = None
         self._given: Batches | None = None
-        self._pieces: LogicalBatch | None = None
+        self._losses, self._pieces = None, None
         self.watch: Watch | None = None
 
     def __enter__(self) -> PrivateTraining:
