@@ -8,6 +8,10 @@ the m_j matter. Where they are all zero, no chance is needed: see :mod:`dpfy.acc
 Delta is the mean of draws that lie between 0 and a known limit B (:mod:`dpfy.accounting.bins_tilted`). That limit makes the confidence
 rigorous: for a true mean mu and a fixed 0 <= lam <= 1/B the product of 1 + lam (mu - X_i) has expectation one, so it exceeds 1/beta with
 probability at most beta (Markov).
+
+A calibration reads the epsilon of many curves and keeps the noise whose draws look best. So each of these readings may fail with a part
+of FAILURE only: EVALUATIONS of them hold together with probability 1 - FAILURE (union bound), whatever chooses among them, and a search
+that would need more is refused. A delta at a given epsilon is read from draws of its own, which no search has seen.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ SAMPLES = 2**17
 MOST_SAMPLES = 2**19
 FAILURE = 1e-9
 """Probability, over the Monte Carlo draws, that a bound of a curve does not hold; it is added to every delta."""
+EVALUATIONS = 256
+"""How many readings of an epsilon FAILURE is charged for: those of one calibration and of the report on the plan that it found."""
 PILOT = 8
 """The tilt is chosen with draws of their own, in all about one for this many."""
 GRID, SPACING = 32, 0.003
@@ -78,8 +84,8 @@ class Pilots:
 class BinsCurve:
     """The privacy curve of one balls-in-bins release, both directions.
 
-    Guarantees: with probability at least 1 - FAILURE over the Monte Carlo draws, `delta` and `epsilon` are upper bounds, and FAILURE is
-    already added to delta: the release and its bill together satisfy what is stated. Where no two bins overlap the bounds are certain.
+    Guarantees: with probability at least 1 - FAILURE over the Monte Carlo draws, `epsilon` is an upper bound in EVALUATIONS readings of
+    curves together, however they were chosen, and so is `delta` in one. FAILURE is already added to delta: the release and its bill together satisfy what is stated. Where no two bins overlap the bounds are certain.
     """
 
     event: BallsInBins
@@ -128,7 +134,7 @@ class BinsCurve:
     def _certified(self, pair: Pair, delta: float, most: float) -> float:
         """Guess epsilon with the pilots' draws, then take the least epsilon around the guess that fresh draws certify.
 
-        The epsilons to choose from are fixed before the fresh draws are made, and each may fail with its part of FAILURE.
+        The epsilons to choose from are fixed before the fresh draws are made, and each may fail with its part of what this reading may fail with.
         """
         goal, guess = delta - FAILURE, _near(pair, delta, most)
         for _ in range(2):  # the tilts are chosen for an epsilon, so with a better guess again
@@ -137,7 +143,7 @@ class BinsCurve:
         for attempt in range(8):
             chosen = [p.best(guess, samples)[0] for p in pilots]
             fresh = [c.tilt.draw(pair, samples, np.random.default_rng([2 + attempt, k, samples])) for k, c in enumerate(chosen)]
-            failure = FAILURE / 2 ** (attempt + 1) / GRID / len(fresh)
+            failure = FAILURE / EVALUATIONS / 2 ** (attempt + 1) / GRID / len(fresh)
             grid = [guess * (1 + SPACING * (k - GRID // 4)) for k in range(GRID)]
             if found := _least(grid, lambda e: all(_holds(*two, e, goal, failure) for two in zip(chosen, fresh, strict=True))):  # noqa: B023
                 return min(found, most)
@@ -248,6 +254,7 @@ class MonteCarlo:
     samples: int = SAMPLES
     name: str = "monte-carlo"
     tolerance: float = 2e-3  # of calibration: certified epsilons are this far apart
+    most_readings: int = EVALUATIONS // 2  # of one calibration: the rest is for the report on what it found
 
     def why_not(self, event: object, adjacency: Adjacency) -> str | None:
         """None for one balls-in-bins release under add-or-remove or zero-out."""

@@ -1,7 +1,7 @@
 """Balls-in-bins in the languages in which releases are composed with others: Rényi divergences, and a whole privacy profile.
 
 The draws of one tilt serve for all epsilons. So a few tilts over the range of epsilons, with draws of their own, give a profile; all its
-points hold together with probability 1 - FAILURE, which is added to every delta. What is certain without draws (the Rényi divergences
+points, of EVALUATIONS such profiles, hold together with probability 1 - FAILURE, which is added to every delta. What is certain without draws (the Rényi divergences
 here, and the Gaussian around the longest response) takes over where it is better, and alone where delta is below FAILURE.
 """
 
@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpfy.accounting import gaussian, profiles
-from dpfy.accounting.bins import FAILURE, LOUD, Pilots, _cost, _orthogonal, _root, upper_bound
+from dpfy.accounting.bins import EVALUATIONS, FAILURE, LOUD, Pilots, _cost, _orthogonal, _root, upper_bound
 from dpfy.accounting.bins_tilted import POWERS, Adding, Drawn, Floats, Pair, Removing, adding, removing
 from dpfy.accounting.profiles import Points, Sides
 from dpfy.core.events import BallsInBins
@@ -102,7 +102,7 @@ def _drawn(pair: Pair, name: str) -> Points:
     for epsilon in map(float, epsilons):
         at = min(range(len(pilots)), key=lambda k: _cost(pilots[k], epsilon, samples))
         values, limit = fresh[at].values(epsilon), fresh[at].limit(epsilon)
-        failure = FAILURE / (2 * POINTS)
+        failure = FAILURE / EVALUATIONS / (2 * POINTS)
         bounds.append(upper_bound(values, limit, float(pilots[at].values(epsilon).var()), failure) + FAILURE)
     return Points(epsilons, np.minimum(_gaussian(pair, epsilons), bounds))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
 LEAST, MOST = 1e-3, 1e9
+READINGS = 128
+"""How many curves one calibration reads at most; about ten are usual. A Monte Carlo bound is charged for as many."""
 TOLERANCE = 4e-5
 BELOW = 1e-3
 """A part of the target below which a coarse upper bound is enough: where next to nothing is spent, a close one can take long."""
@@ -37,10 +40,17 @@ def noise(
     Guarantees: the epsilon that `accountant` computes at the value returned is at most `epsilon`. An unreachable target raises
     `InvalidInput` and names the least epsilon that was reached.
     """
-    route = table.accountant(accountant)
-    return noise_by(
-        lambda multiplier: route.curve(make_event(multiplier), adjacency), epsilon, delta, tolerance=tolerance(accountant)
-    )
+    route, made = table.accountant(accountant), itertools.count(1)
+    most = getattr(route, "most_readings", READINGS)
+
+    def curve(multiplier: float) -> Curve:
+        if next(made) > most:  # bounds by draws are charged for so many readings
+            raise Unsupported(
+                f"a calibration by more than {most} readings of a curve", "ask for another epsilon, or give the noise"
+            )
+        return route.curve(make_event(multiplier), adjacency)
+
+    return noise_by(curve, epsilon, delta, tolerance=tolerance(accountant))
 
 
 def tolerance(accountant: str) -> float:

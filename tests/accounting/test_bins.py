@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting import bins_orthogonal, calibrate
+from dpfy.accounting import bins, bins_orthogonal, calibrate
 from dpfy.accounting.bins import BinsCurve, MonteCarlo, upper_bound
 from dpfy.accounting.bins_orthogonal import Orthogonal
 from dpfy.accounting.bins_tilted import Adding, Pair, Removing
@@ -247,3 +247,33 @@ def test_the_others_compose_it_with_what_else_was_released(name):
     assert BinsCurve(release).epsilon(1e-5) * 0.999 < alone
     assert accounting.epsilon(Composed((Gaussian(1.0), release)), 1e-5, accountant=name) > alone
     assert name != "tight" or alone == BinsCurve(release).epsilon(1e-5)
+
+
+def test_the_chance_of_failure_is_charged_for_every_reading_of_a_calibration(monkeypatch):
+    """A calibration keeps the noise whose draws look best: each reading gets its part of the chance, and no search makes more of them."""
+    gram, chances, readings = 8 * np.eye(4) + 2, [], []
+    holds, certified = bins._holds, BinsCurve.certified
+
+    def noted(pilot, fresh, epsilon, goal, failure):
+        chances.append(failure)
+        return holds(pilot, fresh, epsilon, goal, failure)
+
+    def counted(curve, delta):
+        readings.append(delta)
+        return certified(curve, delta)
+
+    monkeypatch.setattr(bins, "_holds", noted)
+    monkeypatch.setattr(BinsCurve, "certified", counted)
+    calibrate.noise(lambda sigma: event(sigma, gram), 2.0, 1e-5, accountant="monte-carlo")
+    assert 1 < len(readings) <= MonteCarlo().most_readings < bins.EVALUATIONS
+    first = max(chances) * 2 * bins.GRID  # both directions, every epsilon of the grid; later attempts get a half, a quarter, ...
+    assert 2 * first * bins.EVALUATIONS <= bins.FAILURE * (1 + 1e-9)
+    assert min(chances) > 0
+
+
+def test_a_calibration_that_would_need_more_readings_than_are_charged_for_is_refused(monkeypatch):
+    gram = 8 * np.eye(4) + 2
+    monkeypatch.setattr(bins.MonteCarlo, "most_readings", 2)
+    monkeypatch.setattr(bins.MonteCarlo.__init__, "__defaults__", (bins.SAMPLES, "monte-carlo", 2e-3, 2))
+    with pytest.raises(Unsupported, match="more than 2 readings"):
+        calibrate.noise(lambda sigma: event(sigma, gram), 0.7, 1e-5, accountant="monte-carlo")

@@ -1,4 +1,4 @@
-"""DP-GAN pairs records with generated rows by their places in a batch. What the coupling argument of `dpfy.synthetic.networks.gan` needs."""
+"""DP-GAN pairs records with generated rows by their places: what the coupling argument of `dpfy.synthetic.networks.gan` needs."""
 
 from __future__ import annotations
 
