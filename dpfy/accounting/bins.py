@@ -85,7 +85,8 @@ class BinsCurve:
     """The privacy curve of one balls-in-bins release, both directions.
 
     Guarantees: with probability at least 1 - FAILURE over the Monte Carlo draws, `epsilon` is an upper bound in EVALUATIONS readings of
-    curves together, however they were chosen, and so is `delta` in one. FAILURE is already added to delta: the release and its bill together satisfy what is stated. Where no two bins overlap the bounds are certain.
+    curves together, however they were chosen, and so is `delta` in one. FAILURE is already added to delta: the release and its bill
+    together satisfy what is stated. Where no two bins overlap the bounds are certain.
     """
 
     event: BallsInBins
@@ -134,7 +135,8 @@ class BinsCurve:
     def _certified(self, pair: Pair, delta: float, most: float) -> float:
         """Guess epsilon with the pilots' draws, then take the least epsilon around the guess that fresh draws certify.
 
-        The epsilons to choose from are fixed before the fresh draws are made, and each may fail with its part of what this reading may fail with.
+        The epsilons to choose from are fixed before the fresh draws are made, and each may fail with its part of what this reading may
+        fail with.
         """
         goal, guess = delta - FAILURE, _near(pair, delta, most)
         for _ in range(2):  # the tilts are chosen for an epsilon, so with a better guess again

@@ -1,8 +1,8 @@
 """Balls-in-bins in the languages in which releases are composed with others: Rényi divergences, and a whole privacy profile.
 
-The draws of one tilt serve for all epsilons. So a few tilts over the range of epsilons, with draws of their own, give a profile; all its
-points, of EVALUATIONS such profiles, hold together with probability 1 - FAILURE, which is added to every delta. What is certain without draws (the Rényi divergences
-here, and the Gaussian around the longest response) takes over where it is better, and alone where delta is below FAILURE.
+The draws of one tilt serve for all epsilons. So a few tilts over the range of epsilons, with draws of their own, give a profile. All points
+of EVALUATIONS such profiles hold together with probability 1 - FAILURE, which is added to every delta. What is certain without draws (the
+Rényi divergences here, and the Gaussian around the longest response) takes over where it is better, and alone where delta is below FAILURE.
 """
 
 from __future__ import annotations
