@@ -111,6 +111,7 @@ class Service:
     def __init__(self, folder: Path, *flags: str) -> None:
         command = [
             sys.executable,
+            "-P",
             "-m",
             "dpfy",
             "predict",
@@ -179,6 +180,7 @@ def test_killed_under_concurrent_clients_it_never_answers_more_than_was_paid_for
     env = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1])}
     command = [
         sys.executable,
+        "-P",
         "-m",
         "dpfy",
         "predict",
