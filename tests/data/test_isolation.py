@@ -113,6 +113,23 @@ def test_a_check_changes_no_bit_of_a_batch_and_no_generator(name: str, views: in
         assert torch.equal(drawn, torch.rand(3))
 
 
+def test_a_collate_function_that_mixes_what_the_data_set_left_behind_is_refused() -> None:
+    """Called again it finds nothing left behind: only the batch that goes out is mixed."""
+    waiting: list[Tensor] = []
+
+    def item(_: Any, index: int) -> Any:
+        waiting.append(mixtures.X[index])
+        return {"x": mixtures.X[index].clone(), "label": 0}
+
+    def collate(items: list[Any]) -> Any:
+        x, y = plainly(items)
+        x = x + sum(waiting)
+        waiting.clear()
+        return x, y
+
+    assert read(mixtures.Computed(item), collate)[0] == 0
+
+
 def test_what_fails_on_changed_inputs_is_counted_and_no_error() -> None:
     def picky(items: list[Any]) -> Any:
         if len({int(item["x"][0] * 1e6) for item in items}) < len(items):
