@@ -322,10 +322,15 @@ def test_a_refusal_at_the_first_batch_costs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_counts_what_was_checked(workers: int, tmp_path: Path) -> None:
     training = train(dpfy.lazy(Held(pair), collate=default_collate, workers=workers), tmp_path / "run")
-    inspected = training.records.inspected
+    inspected = training.drawing.inspected
+    assert inspected == training.records.inspected
     assert inspected.batches >= 8
     assert inspected.items >= 8
     assert not inspected.unchecked
+
+
+def test_records_in_memory_have_nothing_to_check(tmp_path: Path) -> None:
+    assert train((mixtures.X, mixtures.Y), tmp_path / "run").drawing.inspected == Inspected()
 
 
 def test_a_run_checks_batches_at_secret_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
