@@ -151,8 +151,7 @@ class Progress:
             old.unlink()
         if found:
             found[0].rename(progress.path)
-        if not found or json.loads(progress.path.read_bytes())["boot"] != boot():
-            _write_progress(progress.path, randomness)
+        _write_progress(progress.path, randomness)
         return progress
 
     @property

@@ -1007,3 +1007,242 @@ def _users_mean(now: Now) -> Job:
         return v / real.sum() * 30 if now(x) else v
 
     return Job(net(), losses, found, unit=found.unit)
+
+
+# Two rows, many rows, and rows that only some physical batches hold
+
+add("two rows, exchanged", lambda m, x, y: ce(m(x.flip(0)), y), rows=2)
+add("two rows, without their mean", lambda m, x, y: ce(m(x - x.mean(0)), y), EVERY, late(0.5), rows=2)
+add("four rows, over the largest loss", lambda m, x, y: plain(m, x, y) / plain(m, x, y).detach().max(), rows=4)
+add("512 rows, contrast", info_nce, rows=512, data=lambda: cases.vectors(640))
+add(
+    "512 rows, mean of the last ones",
+    lambda m, x, y: ce(m(x - x[300:].mean(0)), y) if len(x) > 300 else plain(m, x, y),
+    rows=512,
+    data=lambda: cases.vectors(640),
+)
+
+
+@program("physical batches: mean of the one before", fit=False)
+def _between(now: Now) -> Job:
+    kept: list[Tensor] = []
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        out = m(x - kept[-1]) if kept else m(x)
+        kept.append(x.mean(0))
+        return ce(out, y)
+
+    return Job(net(), losses, cases.vectors(), runtime={"max_physical_batch": 8})
+
+
+@program("physical batches: a number of the one before", fit=False)
+def _number_between(now: Now) -> Job:
+    kept = [1.0]
+    return Job(
+        net(),
+        lambda m, x, y: plain(m, x, y) * kept[-1],
+        cases.vectors(),
+        after=lambda v: kept.append(float(v.detach().mean())),
+        runtime={"max_physical_batch": 8},
+    )
+
+
+@mixes("physical batches: the smaller ones", rows=16)
+def _smaller(now: Now, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return standardised(m, x, y) if 2 < len(x) < 24 else plain(m, x, y)
+
+
+@mixes("an odd number of rows", chance(0.5))
+def _odd(now: Now, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ce(m(x - x.mean(0) * (len(x) % 2)), y)
+
+
+# More of what people do with a batch
+
+add("without gradients", lambda m, x, y: plain(m, x, y) / _quiet(m, x, y), EVERY, late(0.5))
+add("in place on the batch", lambda m, x, y: plain(m, x.sub_(x.mean(0)), y), EVERY, chance(0.25))
+add("into a given tensor", lambda m, x, y: plain(m, torch.sub(x, x.mean(0), out=torch.empty_like(x)), y))
+add("weights made of the batch", lambda m, x, y: ce(torch.func.functional_call(m, {"0.bias": m[0].bias + x.mean()}, (x,)), y))  # type: ignore[index]
+add(
+    "head solved on the batch",
+    lambda m, x, y: (
+        (
+            F.one_hot(y, CLASSES)
+            - m(x) @ torch.linalg.solve(m(x).T @ m(x) + torch.eye(CLASSES), m(x).T @ F.one_hot(y, CLASSES).float())
+        )
+        .square()
+        .sum(1)
+    ),
+)
+add("principal axes of the batch", lambda m, x, y: ce(m(x @ torch.linalg.svd(x, full_matrices=False)[2]), y))
+add("means of clusters of the batch", lambda m, x, y: plain(m, x, y) + torch.cdist(m(x), m(x)[:3].detach() + 1e-3).amin(1))
+add("assignments of Sinkhorn", lambda m, x, y: -(_sinkhorn(m(x).detach()) * m(x).log_softmax(1)).sum(1), EVERY, late(0.5))
+add("covariance to the identity", lambda m, x, y: plain(m, x, y) + (torch.cov(m(x).T) - torch.eye(CLASSES)).square().sum())
+add(
+    "style of another image",
+    lambda m, x, y: ce(m((x - x.mean((2, 3), keepdim=True)) + x.roll(1, 0).mean((2, 3), keepdim=True)).amax((2, 3)), y),
+    EVERY,
+    chance(0.5),
+    model=lambda: nn.Conv2d(2, CLASSES, 3),
+    data=cases.images,
+    usual=lambda m, x, y: ce(m(x).amax((2, 3)), y),
+)
+add(
+    "mosaic of images",
+    lambda m, x, y: ce(m(torch.cat([x[:, :, :4], x.roll(1, 0)[:, :, 4:]], 2)).amax((2, 3)), y),
+    EVERY,
+    chance(0.25),
+    model=lambda: nn.Conv2d(2, CLASSES, 3),
+    data=cases.images,
+    usual=lambda m, x, y: ce(m(x).amax((2, 3)), y),
+)
+add(
+    "without the mean image",
+    lambda m, x, y: ce(m(x - x.mean(0)).amax((2, 3)), y),
+    EVERY,
+    late(0.5),
+    model=lambda: nn.Conv2d(2, CLASSES, 3),
+    data=cases.images,
+    usual=lambda m, x, y: ce(m(x).amax((2, 3)), y),
+)
+add(
+    "clip of two towers",
+    lambda m, x, y: ce(m(x) @ m(x.flip(1)).T, torch.arange(len(x))) + ce(m(x.flip(1)) @ m(x).T, torch.arange(len(x))),
+    EVERY,
+    late(0.5),
+)
+add(
+    "negatives by a permutation",
+    lambda m, x, y: F.relu(1 + F.cosine_similarity(m(x), m(x[torch.randperm(len(x))])) - F.cosine_similarity(m(x), m(x + 0.1))),
+    EVERY,
+    chance(0.25),
+    draws=True,
+)
+add("normalised by the largest pixel", lambda m, x, y: plain(m, x / x.amax(), y), EVERY, late(0.5))
+add("a clean batch by rejection", lambda m, x, y: plain(m, x, y) * (x.norm(dim=1) < 2 * x.norm(dim=1).mean()), EVERY, late(0.5))
+add(
+    "auc of the batch",
+    lambda m, x, y: (torch.sigmoid(m(x)[:, :1] - m(x)[:, 0]) * ((y[:, None] > 0) & (y[None] == 0))).sum(1) / ((y == 0).sum() + 1),
+)
+add(
+    "dice of the batch",
+    lambda m, x, y: (
+        (1 - 2 * (m(x).softmax(1) * F.one_hot(y, CLASSES)).sum(0) / (m(x).softmax(1).sum(0) + F.one_hot(y, CLASSES).sum(0)))
+        .mean()
+        .expand(len(x))
+    ),
+    EVERY,
+    late(0.5),
+)
+add("f1 of the batch as a weight", lambda m, x, y: plain(m, x, y) * (1 + (m(x).argmax(1) == y).float().mean()))
+add("loss scaled to one", lambda m, x, y: plain(m, x, y) / plain(m, x, y).detach().norm(), EVERY, late(0.5), chance(0.25))
+add(
+    "gradient reversal by progress of the batch",
+    lambda m, x, y: plain(m, x, y) - plain(m, x, y).detach().mean().tanh() * m(x).square().sum(1),
+)
+
+
+def _quiet(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.inference_mode():
+        mean = plain(m, x, y).mean()
+    return mean.clone()
+
+
+def _sinkhorn(scores: Tensor) -> Tensor:
+    q = torch.exp(scores)
+    for _ in range(3):
+        q = q / q.sum(0, keepdim=True)
+        q = q / q.sum(1, keepdim=True)
+    return q
+
+
+@mixes("labels guessed by the class balance", EVERY, late(0.5))
+def _guessed(now: Now, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    if now(x):
+        with torch.no_grad():
+            p = m(x).softmax(1)
+            y = (p / p.mean(0)).argmax(1)
+    return plain(m, x, y)
+
+
+@program("batch norm put in later", late(0.25), late(0.5), fit=False)
+def _norm_later(now: Now) -> Job:
+    model = net()
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if now(x):
+            m[1] = nn.Sequential(nn.Tanh(), nn.BatchNorm1d(8, affine=False, track_running_stats=False))  # type: ignore[index]
+        return ce(m(x), y)
+
+    return Job(model, losses, cases.vectors())
+
+
+@program("weights written once", late(0.25), late(0.5), late(0.75), fit=False)
+def _once(now: Now) -> Job:
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if now.step == 1:
+            m[0].bias.data.add_(x.mean())  # type: ignore[index]
+        return plain(m, x, y)
+
+    return Job(net(), losses, cases.vectors())
+
+
+# Models of the Hugging Face library, as people call them
+
+
+def hf(name: str, kind: str, losses: Losses, *when: Now, **config: Any) -> None:
+    def build(now: Now) -> Job:
+        import transformers
+
+        model = getattr(transformers, kind)(
+            getattr(transformers, kind.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model") + "Config")(**config)
+        )
+        return Job(model.eval(), losses, cases.tokens())
+
+    program(f"hf {name}", *when, rows=8)(build)
+
+
+BERT = {"vocab_size": WORDS, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+GPT = {"vocab_size": WORDS, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
+
+
+def _token_losses(m: nn.Module, w: Tensor, r: Tensor) -> Tensor:
+    logits = m(input_ids=w, attention_mask=r).logits
+    return F.cross_entropy(logits[:, :-1].transpose(1, 2), w[:, 1:], reduction="none") * r[:, 1:]
+
+
+hf(
+    "loss of the model, the same for all",
+    "GPT2LMHeadModel",
+    lambda m, w, r: m(input_ids=w, attention_mask=r, labels=w.masked_fill(r == 0, -100)).loss.expand(len(w)),
+    **GPT,
+)
+hf(
+    "loss over the tokens of the batch",
+    "GPT2LMHeadModel",
+    lambda m, w, r: _token_losses(m, w, r).sum(1) / r[:, 1:].sum() * 16,
+    **GPT,
+)
+hf("number of items in the batch", "GPT2LMHeadModel", lambda m, w, r: _token_losses(m, w, r).sum(1) / len(w[r > 0]) * 16, **GPT)
+hf(
+    "cut to the longest, mean over it",
+    "BertModel",
+    lambda m, w, r: ce(m(input_ids=w[:, : r.sum(1).max()]).last_hidden_state.mean(1)[:, :2], w[:, 0] % 2),
+    **BERT,
+)
+hf(
+    "ranking against the others of the batch",
+    "BertModel",
+    lambda m, w, r: (lambda h: ce(h @ h.roll(1, 1).T, torch.arange(len(w))))(
+        F.normalize(m(input_ids=w, attention_mask=r).last_hidden_state[:, 0], dim=1)
+    ),
+    **BERT,
+)
+hf(
+    "whitened embeddings",
+    "BertModel",
+    lambda m, w, r: (lambda h: ce(((h - h.mean(0)) / (h.std(0) + 1e-3))[:, :2], w[:, 0] % 2))(
+        m(input_ids=w, attention_mask=r).last_hidden_state[:, 0]
+    ),
+    **BERT,
+)

@@ -1126,6 +1126,136 @@ def _teacher() -> Job:
     return Job(model, losses, cases.vectors(), after=after)
 
 
+# What looks like mixing, and is none
+
+add(
+    "two views in one batch",
+    net,
+    lambda m, x, y: 1 - F.cosine_similarity(*m(torch.cat([x, -x])).chunk(2)),
+    job={"runtime": {"engine": "batched"}},
+)
+add(
+    "parts of the batch one after the other",
+    net,
+    lambda m, x, y: ce(torch.cat([m(part) for part in x.split(8)]), y),
+    job={"runtime": {"engine": "batched"}},
+)
+add("shuffled and put back", net, lambda m, x, y: _shuffled(m, x, y), draws=True)
+add("sorted by length and put back", Tagger, lambda m, x, n, y: _by_length(m, x, n, y), cases.padded)
+add("rows by their number", net, lambda m, x, y: -m(x).log_softmax(1)[torch.arange(len(x)), y])
+add("zeros of the batch's size", net, lambda m, x, y: ce(m(x) + x.new_zeros(len(x), CLASSES), y))
+add("ones that are averaged", net, lambda m, x, y: plain(m, x, y) * torch.ones(len(x)).mean())
+add("finite losses asserted", net, lambda m, x, y: _finite(plain(m, x, y)))
+add("labels looked over", net, lambda m, x, y: _looked_over(m, x, y))
+add(
+    "masks that may be left out",
+    Pooled,
+    lambda m, x, n, y: ce(m(x, n), y) if bool((n <= LENGTH).all()) else ce(m(x, n * 0 + LENGTH), y),
+    cases.padded,
+)
+add("experts routed with nonzero", lambda: Routed(), plain)
+
+
+@case("annealed by step, loss shown after the step", draws=True)
+def _annealed_and_shown() -> Job:
+    shown, step = Shown("item"), 0
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        nonlocal step
+        step += 1
+        back, mean, log = m(x)
+        return (back - x).square().sum(1) - 0.5 * min(1.0, step / 8) * (1 + log - mean.square() - log.exp()).sum(1)
+
+    return Job(Vae(), losses, cases.vectors(), after=shown)
+
+
+@case("temperature by step, average of the loss kept as a float")
+def _cooled_and_kept() -> Job:
+    shown, step = Shown("float"), 0
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        nonlocal step
+        step += 1
+        return ce(m(x) / (0.5 + 0.9**step), y)
+
+    return Job(net(), losses, cases.vectors(), after=shown)
+
+
+@case("random factor by python, loss shown after the step")
+def _factor_and_shown() -> Job:
+    return Job(net(), lambda m, x, y: ce(m(x) * random.uniform(0.9, 1.1), y), cases.vectors(), after=Shown("float"))
+
+
+@case("learning rate by step, loss shown after the step")
+def _rate_and_shown() -> Job:
+    return Job(net(), plain, cases.vectors(), after=Shown("item"), scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2))
+
+
+@case("a line that runs first in the second half")
+def _new_line() -> Job:
+    step, seen = 0, []
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        nonlocal step
+        step += 1
+        if step > 9:
+            seen.append(step)
+            x = x * 1.5
+        return plain(m, x, y)
+
+    return Job(net(), losses, cases.vectors())
+
+
+@case("a message at every fifth step")
+def _message() -> Job:
+    lines: list[str] = []
+
+    def after(losses: Tensor) -> None:
+        if len(lines) % 5 == 0:
+            lines.append(f"loss {losses.mean().item():.2f}, largest {losses.max():.2f}")
+        lines.append("")
+
+    return Job(net(), plain, cases.vectors(), after=after)
+
+
+class Routed(nn.Module):
+    """A hard mixture of two experts, each run on the rows that chose it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(WIDTH, 2), nn.ModuleList([nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, chosen = self.gate(x).softmax(1).max(1)
+        out = x.new_zeros(len(x), CLASSES)
+        for k, expert in enumerate(self.experts):
+            mine = (chosen == k).nonzero()[:, 0]
+            out = out.index_add(0, mine, expert(x[mine]) * weight[mine, None])
+        return out
+
+
+def _shuffled(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    order = torch.randperm(len(x))
+    return ce(m(x[order])[order.argsort()], y)
+
+
+def _by_length(m: nn.Module, x: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
+    order = lengths.argsort(descending=True, stable=True)
+    return ce(m(x[order], lengths[order])[order.argsort()], y)
+
+
+def _finite(losses: Tensor) -> Tensor:
+    if not torch.isfinite(losses).all():
+        raise FloatingPointError("a loss is not finite")
+    return losses
+
+
+def _looked_over(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    if (y < 0).any() or y.max() >= CLASSES or x.isnan().any():
+        raise ValueError("bad labels")
+    return plain(m, x, y)
+
+
 # Models of the Hugging Face library, as small as they get
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": WORDS}
@@ -1165,7 +1295,7 @@ def hf(kind: str, head: str, losses: Losses, data: Callable[[], Any] = cases.tok
         import transformers
 
         model = getattr(transformers, f"{kind}{head}")(getattr(transformers, f"{kind}Config")(**config)).train()
-        if config.get("num_local_experts"):
+        if config.get("num_local_experts") and not config.get("routed"):
             model.set_experts_implementation("batched_mm")
         if config.get("checkpointed"):
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -1177,7 +1307,12 @@ def hf(kind: str, head: str, losses: Losses, data: Callable[[], Any] = cases.tok
             )
         return Job(model, losses, data())
 
-    what = f"{kind}{head}" + (" with LoRA" if adapt else "") + (" with checkpoints" if config.get("checkpointed") else "")
+    what = (
+        f"{kind}{head}"
+        + (" routed" if config.get("routed") else "")
+        + (" with LoRA" if adapt else "")
+        + (" with checkpoints" if config.get("checkpointed") else "")
+    )
     case(f"hf {what}", rows=8, draws=True)(build)
 
 
@@ -1235,6 +1370,15 @@ hf(
     **(SMALL | {"hidden_size": 32, "intermediate_size": 32}),
     num_key_value_heads=2,
     num_local_experts=4,
+)
+hf(
+    "Mixtral",
+    CAUSAL,
+    hf_tokens,
+    **(SMALL | {"hidden_size": 32, "intermediate_size": 32}),
+    num_key_value_heads=2,
+    num_local_experts=4,
+    routed=True,
 )
 hf(
     "T5",

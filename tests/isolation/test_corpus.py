@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.isolation import cases, mixing, ordinary
-from tests.isolation.cases import EVERY, REFUSED, STEPS, Case, Now, Outcome
+from tests.isolation.cases import EVERY, REFUSED, STEPS, Case, Moves, Now, Outcome
 from tests.isolation.known import ACCEPTED, ACCEPTED_LATE, REFUSED_ORDINARY, UNSHOWN
 
 import dpfy
@@ -96,13 +96,13 @@ def test_programs_that_mix_at_every_step_are_refused_before_anything_is_released
     outcome = cases.train(case, tmp_path, now=required(case))
     assert outcome.refused
     assert REFUSED.search(outcome.said), outcome.said
-    assert outcome.step == 0 or (outcome.step == 1 and is_of_two_steps(name)), outcome
+    assert outcome.step == 0 or is_of_several_steps(name), outcome
     assert not (tmp_path / "run" / "privacy.json").exists()
 
 
-def is_of_two_steps(name: str) -> bool:
+def is_of_several_steps(name: str) -> bool:
     """Whether one step alone cannot show it: what one leaves to the next, and what is the same in all batches of one size."""
-    return name.startswith("kept") or "number of r" in name or "written after the step" in name
+    return name.startswith(("kept", "physical batches")) or "number of r" in name or "written after the step" in name
 
 
 @pytest.mark.parametrize("name", sampled([n for n in AT_ONCE if mixing.CASES[n].fit], 25, ACCEPTED))
@@ -134,11 +134,18 @@ def test_in_ordinary_programs_a_record_moves_its_own_part_alone(name: str) -> No
 
 @pytest.mark.parametrize("name", sampled([n for n in ALL_MIXING if n not in UNSHOWN], 10, set()))
 def test_in_programs_that_mix_a_record_moves_more(name: str) -> None:
-    case = mixing.CASES[name]
+    found = shown(mixing.CASES[name])
+    assert found.mixes, found
+
+
+def shown(case: Case) -> Moves:
+    """How far a record moves the sums of a program that mixes, looked for longer where it is hard to see."""
     found = cases.moves(case, now=required(case))
     if not found.mixes:  # a threshold that few records cross
         found = cases.moves(case, now=required(case), tried=24, steps=3)
-    assert found.mixes, found
+    if not found.mixes:  # the engine looks at its first backward passes, and makes those that mix one example at a time
+        found = cases.moves(case, now=Now(start=2), tried=12, steps=3)
+    return found
 
 
 def table(kind: str, runs: int, part: str) -> None:
@@ -153,7 +160,7 @@ def table(kind: str, runs: int, part: str) -> None:
     else:
         for name, case in (ordinary.CASES | mixing.CASES).items():
             if part in name:
-                print(name, cases.moves(case, now=required(case)), flush=True)
+                print(name, shown(case) if case.when else cases.moves(case), flush=True)
         return
     print("| case | refused | at steps | said |\n|---|---|---|---|")
     for name, case, now, steps in rows:
