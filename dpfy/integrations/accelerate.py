@@ -137,7 +137,7 @@ class PrivateAccelerator(Accelerator):
             for totals in (self._totals, self._epoch_totals):
                 totals.check(f"log {name}", float(value), epoch.steps_each(self.plan.recipe))
         if self.training is not None and not self.training.folder.finished:
-            self.training.record(**values)
+            self.training.record(source="public", **values)
         super().log(values, step=step, log_kwargs=log_kwargs or {})
 
     def save_state(self, output_dir: str | None = None, **settings: Any) -> Any:
@@ -287,7 +287,7 @@ class _Scheduled:
         if metric and waits(self.scheduler):
             training = self._accelerator._live()
             if not training.folder.finished:
-                training.schedule(metric=float(metric[0]))
+                training.schedule(source="public", metric=float(metric[0]))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.scheduler, name)

@@ -254,13 +254,13 @@ class PrivateTrainer(Trainer):
         timings = ("_runtime", "_per_second", "epoch", "_time")
         public = measured.words({name: value for name, value in found.items() if not name.endswith(timings)})
         if public:
-            self.training.record(**public)
+            self.training.record(source="public", **public)
         if self.training.schedules.waiting and not first:
             if metric not in found:
                 raise InvalidInput(
                     "metric_for_best_model", wanted, f"must be among the metrics of the evaluation: {', '.join(found)}"
                 )
-            self.training.schedule(**{measured.word(metric): float(found[metric])})
+            self.training.schedule(source="public", **{measured.word(metric): float(found[metric])})
         return bool(self._determine_best_metric(metrics=found, trial=None))
 
     def _keep(self) -> None:

@@ -237,14 +237,14 @@ class PrivateStrategy(SingleDeviceStrategy):
         state.set_generators(self._random, training.device)
         found = measured.words(self._trainer.callback_metrics)
         if found:
-            training.record(**found)
+            training.record(source="public", **found)
         for config in self.lr_scheduler_configs:
             if not config.reduce_on_plateau:
                 continue
             if (name := measured.word(str(config.monitor))) not in found:
                 rule = f"must be among the metrics of the validation: {', '.join(found)}"
                 raise InvalidInput("monitor", str(config.monitor), rule)
-            training.schedule(**{name: found[name]})
+            training.schedule(source="public", **{name: found[name]})
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Lightning's checkpoint, and then the run's own: where the second is missing, a resumed run makes its steps again."""

@@ -39,7 +39,7 @@ class PublicLog:
     def __call__(self, **values: float) -> None:
         """Log numbers that may be published, and the learning rate of the next step."""
         training = self._training
-        training.record(**values)
+        training.record(source="public", **values)
         rates = {
             f"learning_rate_{n}" if n else "learning_rate": float(g["lr"]) for n, g in enumerate(training.optimizer.param_groups)
         }

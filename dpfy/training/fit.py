@@ -137,7 +137,7 @@ def fit(
     )
     if training.schedules.waiting:
         raise Unsupported(
-            "ReduceLROnPlateau in fit", "use PrivateTraining, and training.schedule(metric=...) where it is measured"
+            "ReduceLROnPlateau in fit", "use PrivateTraining, and training.schedule(source=..., metric=...) where it is measured"
         )
     with training:
         held_out = None if given is None else as_source(given)

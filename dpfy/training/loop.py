@@ -39,6 +39,7 @@ from dpfy.training.layout import layout_of, placed, unwrapped
 from dpfy.training.logical import LogicalBatch
 from dpfy.training.physical import rows_at_once
 from dpfy.training.private_step import PrivateStep, stream_of
+from dpfy.training.public import Seen
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
@@ -100,9 +101,10 @@ class PrivateTraining(Standing):
         self._state = TrainState(0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {}, self.schedules)
         self._halt = Halt()
         self._journal: Journal | None = None
+        self._seen = Seen()
         self._asked: object = None
         self._given: Batches | None = None
-        self._losses, self._pieces = None, None
+        self._pieces = None
         self.watch: Watch | None = None
 
     def __enter__(self) -> PrivateTraining:
@@ -227,7 +229,8 @@ class PrivateTraining(Standing):
                 batch = next(batches)
                 self._pieces.expect(piece.mask(self.device, padded), len(piece.indices))
                 self.spread.together(piece.step, watch, piece.place == 0)
-                watch.begin(piece.step, leaves(batch), first=piece.place == 0)
+                self._seen.batch = leaves(batch)
+                watch.begin(piece.step, self._seen.batch, first=piece.place == 0)
                 yield batch
                 watch.pause()
                 self._require_live()
@@ -243,7 +246,8 @@ class PrivateTraining(Standing):
         """
         pieces = self._awaited()
         pieces.check_losses(losses)
-        pieces.waiting, first, self._losses = False, self._losses is None, losses.detach()
+        first, pieces.waiting = not self._seen, False
+        self._seen.add(losses, new=not pieces.total)
         with self._halt.final():
             with no_reentrant_checkpoints():
                 self._require_sound().end(losses, self.steps_done > 0)
@@ -301,26 +305,6 @@ class PrivateTraining(Standing):
         self._require_entered()
         return state.guarantee(self)
 
-    def record(self, **values: float) -> None:
-        """Append a row to metrics.jsonl. Only what may be published belongs there: nothing computed from the training data.
-
-        The card names the values, as stated by the caller to be public. Losses of the batch are refused where they are recognised.
-        """
-        self._require_live()
-        self.require_public(values)
-        self._state = replace(self._state, recorded=self._state.recorded | values.keys())
-        self._note(**values)
-
-    def schedule(self, **metric: float) -> None:
-        """Record one public metric, as `record` does, and give it to the run's ReduceLROnPlateau, at a logical boundary."""
-        if len(metric) != 1 or not self.boundary:
-            raise InvalidInput("schedule", sorted(metric), "takes one metric, after a step that ended a logical batch (boundary)")
-        self.record(**metric)
-        with self._halt.final():
-            self.settings.measured(*metric.popitem())
-        if self._saved == self.steps_done:
-            self.save()
-
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """A context in which the model holds the averaged weights (its own, if there is no averaging): use it to evaluate."""
@@ -350,13 +334,14 @@ class PrivateTraining(Standing):
         Ending early keeps the bill of the whole plan, unless the plan says where a run may end (`stopping`): then the steps up to the next
         of these points are billed, and the run cannot go on.
 
-        `utility` and `confusion` (rows: true class, columns: predicted) are published as they are. Who gives them declares the data
-        they were measured on public, and the card says so; `test` is for those who released them with a bill (:func:`dpfy.fit`).
+        `utility` and `confusion` (rows: true class, columns: predicted) are published as they are. With `test="public"` you declare the
+        data that they were measured on public, and the report says so ("billed" is for figures of :func:`dpfy.fit`).
         """
         self._check_untouched()
+        self.require_figures(utility or {}, confusion, test)
         self._detach()
         with self._halt.final():
-            finish.write(self, utility or {}, confusion, test or ("public" if utility or confusion else "none"))
+            finish.write(self, utility or {}, confusion, test or "none")
         self._halt.reason = "the run is finished"
         return self.folder.path
 

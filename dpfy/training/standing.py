@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,10 @@ from dpfy.gradients.clip import Clip
 from dpfy.plan.recipe import Plan
 from dpfy.training import metrics, public, state
 from dpfy.training.follower import Follower
+from dpfy.training.halt import Halt
 from dpfy.training.logical import LogicalBatch
 from dpfy.training.run import TRAINING, RunFolder
+from dpfy.training.settings import Settings
 from dpfy.training.state import TrainState
 from dpfy.training.world import World
 
@@ -27,11 +29,16 @@ class Standing:
     _pieces: LogicalBatch | None
     _entered: bool
     _entry: int
-    _losses: Tensor | None
+    _seen: public.Seen
+    _halt: Halt
+    _saved: int
+    settings: Settings
     device: torch.device
     plan: Plan
     folder: RunFolder | Follower
     world: World
+    _require_live: Callable[[], None]
+    save: Callable[[], None]
 
     @property
     def state(self) -> TrainState:
@@ -61,10 +68,42 @@ class Standing:
         """What the caller's own loop wants to find again in a resumed run: plain values by name, stored in every checkpoint."""
         return self._state.kept
 
+    def record(self, *, source: str | None = None, **values: float) -> None:
+        """Append a row to metrics.jsonl. Only what may be published belongs there: nothing computed from the training data.
+
+        `source` declares where the values are from: "public" (measured on public data), or "released" (computed from released weights,
+        the plan or the clock). The report names values and source, as stated by the caller. What is recognised as computed from a recent
+        batch is refused all the same: see :meth:`dpfy.training.public.Seen.check`.
+        """
+        self._require_live()
+        said = "" if public.declared(source) == "public" else " (computed from what was released)"
+        self.require_public(values)
+        self._state = replace(self._state, recorded=self._state.recorded | {f"{name}{said}" for name in values})
+        self._note(**values)
+
+    def schedule(self, *, source: str | None = None, **metric: float) -> None:
+        """Record one metric, as `record` does, and give it to the run's ReduceLROnPlateau, at a logical boundary."""
+        if len(metric) != 1 or not self.boundary:
+            raise InvalidInput("schedule", sorted(metric), "takes one metric, after a step that ended a logical batch (boundary)")
+        self.record(source=source, **metric)
+        with self._halt.final():
+            self.settings.measured(*metric.popitem())
+        if self._saved == self.steps_done:
+            self.save()
+
     def require_public(self, values: Mapping[str, object]) -> None:
-        """Refuse what is no plain number under a word, and losses of the batch where they are recognised."""
+        """Refuse what is no plain number under a word, and what is recognised as computed from a recent batch."""
         for name, value in values.items():
-            public.check_number(f"record {name}", value, self._losses)
+            self._seen.check(f"record {name}", value)
+
+    def require_figures(self, utility: Mapping[str, float], confusion: object, test: str | None) -> None:
+        """Refuse figures whose data nobody declared public, and those that are recognised as computed from a recent batch."""
+        if (utility or confusion) and test is None:
+            rule = 'say test="public" if the data they were measured on is public: they are published as they are'
+            raise InvalidInput("utility", "figures of data that nothing is said of", rule)
+        if test == "public":
+            for name, value in utility.items():
+                self._seen.check(name, value)
 
     def _note(self, **values: float) -> None:
         if self.world.first:

@@ -456,13 +456,13 @@ def test_recorded_values_are_plain_numbers_and_not_the_batchs(tmp_path):
             training.step(losses)
             for bad in (losses, losses.mean(), losses.mean().detach(), losses.tolist(), "text", True, None):
                 with pytest.raises(InvalidInput, match="must be a plain number"):
-                    training.record(loss=bad)
+                    training.record(source="public", loss=bad)
             for bad in (losses.mean().item(), float(losses.detach().double().sum()), np.float64(losses.mean().item())):
                 with pytest.raises(InvalidInput, match="loss of the last batch"):
-                    training.record(loss=bad)
+                    training.record(source="public", loss=bad)
             with pytest.raises(InvalidInput, match="names of values"):
-                training.record(**{"a\x1b[31m": 1.0})
-            training.record(epoch=1, accuracy=0.5)
+                training.record(source="public", **{"a\x1b[31m": 1.0})
+            training.record(source="public", epoch=1, accuracy=0.5)
     held = card(tmp_path / "run")
     row = next(row for row in held["accounting"]["assumptions"] if row["what"] == "recorded")
     assert "accuracy, epoch" in row["assumed"]

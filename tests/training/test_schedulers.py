@@ -92,7 +92,7 @@ def train(path, make, *, die=None, at="step", every=0.0, net=None, loop=None, dy
             if training.boundary:
                 seen.append((training.steps_done, optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]))
                 if training.schedules.waiting and training.steps_done % 2 == 0:
-                    training.schedule(validation_loss=float(net[0].weight.detach().abs().sum()))
+                    training.schedule(source="public", validation_loss=float(net[0].weight.detach().abs().sum()))
             if loop is not None:
                 loop(training, scheduler)
     return [p.detach().clone() for p in net.parameters()], seen
@@ -230,7 +230,7 @@ def test_a_plateaus_metric_given_after_a_checkpoint_of_the_same_step_is_not_lost
     def saving(training, scheduler):
         if training.boundary and training.steps_done % 2 == 0:
             training.save()
-            training.schedule(loss=1.0)
+            training.schedule(source="public", loss=1.0)
 
     def make(o):
         return rates.ReduceLROnPlateau(o, patience=0, factor=0.5)
@@ -321,7 +321,7 @@ def test_a_function_that_follows_the_losses_is_refused(tmp_path, inside):
         return rates.SequentialLR(o, [one, rates.ConstantLR(o)], milestones=[8]) if inside else one
 
     def loop(training, scheduler):
-        Loss.now = float(training._losses.mean())
+        Loss.now = float(training._seen._steps[-1][-1].mean())
 
     with pytest.raises(InvalidInput, match="a function that gives another rate than when the run began"):
         train(tmp_path / "run", make, loop=loop)
@@ -414,7 +414,7 @@ def test_two_rules_of_one_rate_are_refused(tmp_path):
 def test_a_metric_is_one_public_number(tmp_path, given, match):
     def loop(training, scheduler):
         with pytest.raises(InvalidInput, match=match):
-            training.schedule(**given)
+            training.schedule(source="public", **given)
         raise Stop
 
     with pytest.raises(Stop):
@@ -423,7 +423,11 @@ def test_a_metric_is_one_public_number(tmp_path, given, match):
 
 def test_a_metric_without_a_scheduler_that_waits_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="no scheduler of this run waits for a metric"):
-        train(tmp_path / "run", SCHEDULERS["lambda"], loop=lambda t, s: t.schedule(loss=1.0) if t.boundary else None)
+        train(
+            tmp_path / "run",
+            SCHEDULERS["lambda"],
+            loop=lambda t, s: t.schedule(source="public", loss=1.0) if t.boundary else None,
+        )
 
 
 def test_any_scheduler_that_wants_a_metric_waits_for_it(tmp_path):

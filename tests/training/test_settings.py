@@ -112,7 +112,7 @@ def test_a_plateau_stepped_on_the_batchs_loss_is_refused(tmp_path):
         run(tmp_path / "outside", after=outside, make=make, steps=30)
 
     def given(training, x, losses):
-        training.schedule(loss=float(losses.mean()))
+        training.schedule(source="public", loss=float(losses.mean()))
 
     with pytest.raises(InvalidInput, match="computed from the data"):
         run(tmp_path / "given", after=given, make=lambda o: rates.ReduceLROnPlateau(o))
@@ -273,7 +273,7 @@ def test_a_plateau_beside_a_schedule_of_the_step_is_repeated(tmp_path):
 
     def after(training, x, losses):
         if training.steps_done % 2 == 0:
-            training.schedule(error=1.0)
+            training.schedule(source="public", error=1.0)
 
     training = run(tmp_path / "run", make=make, after=after)
     assert training.optimizer.param_groups[0]["lr"] < 0.1 * 0.9**STEPS

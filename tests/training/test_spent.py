@@ -93,7 +93,12 @@ def test_an_error_after_the_noise_stops_the_run(tmp_path):
         assert [type(e) for e in failures] == [RuntimeError, Unsupported, Unsupported]
         assert "step 2 failed after its noise was made" in str(failures[1])
         assert "resume=True" in str(failures[1])
-        for call in (training.finish, training.save, training.batches().__next__, lambda: training.record(a=1.0)):
+        for call in (
+            training.finish,
+            training.save,
+            training.batches().__next__,
+            lambda: training.record(source="public", a=1.0),
+        ):
             with pytest.raises(Unsupported, match="stopped"):
                 call()
     assert not (tmp_path / "run" / "privacy.json").exists()

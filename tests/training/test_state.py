@@ -65,7 +65,7 @@ def test_a_checkpoint_is_the_state_and_nothing_else(tmp_path):
         for x, y in training.batches():
             training.step(losses_of(net, x, y))
             if training.steps_done == 2:
-                training.record(public=1.0)
+                training.record(source="public", public=1.0)
                 break
         state = training.state
         checkpoint.write(tmp_path / "file", state.snapshot(training.terms.facts()), training.folder.randomness)
