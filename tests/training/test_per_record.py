@@ -314,6 +314,10 @@ REFUSED: dict[str, Callable[[], Made]] = {
     "close": lambda: read(lambda x: torch.allclose(x, x + 1)),
     "written outside": lambda: read(lambda x: torch.zeros(watched.WIDTH).copy_(x)),
     "scripted": lambda: through(torch.jit.script(scripted)),
+    "resized into the neighbours": lambda: read(lambda x: x.clone().resize_(2 * watched.WIDTH)),
+    "resized by its operation": lambda: read(lambda x: torch.ops.aten.resize_(x.clone(), [2 * watched.WIDTH])),
+    "another shape of its memory": lambda: read(lambda x: torch._reshape_alias_copy(x, (2 * watched.WIDTH,), (1,))),
+    "operation of a compiler": lambda: read(lambda x: torch.ops.inductor._reinterpret_tensor(x, (2 * watched.WIDTH,), (1,))),
     "neighbours in memory": lambda: read(lambda x: x.as_strided((2 * watched.WIDTH,), (1,))),
 }
 

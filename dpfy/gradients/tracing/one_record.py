@@ -27,6 +27,9 @@ KEEP_NONE = "keep no tensors of a record: neither in a list, a closure or a modu
 PRINTS = {Tensor.__repr__, Tensor.__format__}
 """Calls that torch allows, and that write the values of all records out."""
 
+MEMORY = ("resize", "reshape_alias")
+"""Beginnings of the names of functions that change which memory a tensor is a view of: torch does not keep them within a record."""
+
 OPERATIONS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 MARK = "_dpfy_call"
@@ -152,8 +155,11 @@ class Apart(TorchFunctionMode):
             return ours, (self._call, *args)
         if func in PRINTS and is_functorch_wrapped_tensor(args[0]):
             raise Unsupported("a loss for one record that prints a tensor of the record", "print nothing there")
+        name = getattr(func, "__name__", "").partition(".")[0]
+        if name.strip("_").startswith(MEMORY) and args and isinstance(args[0], Tensor) and is_functorch_wrapped_tensor(args[0]):
+            raise Unsupported(f"{name} on a tensor of the record in a loss for one record", "make a new tensor instead")
         if isinstance(func, OPERATIONS):
-            _require_no_rule_of_its_own(func)
+            _require_built_in(func)
         elif func is custom_function_call:
             if not getattr(args[0], "generate_vmap_rule", False):
                 raise Unsupported(
@@ -173,13 +179,11 @@ def _require_no_hooks() -> None:
         raise Unsupported("a dispatch mode of torch in a loss for one record", "leave it out")
 
 
-def _require_no_rule_of_its_own(func: Any) -> None:
-    """A registered operation with a batching rule of its author's is handed the whole batch."""
-    overloads = [func] if isinstance(func, torch._ops.OpOverload) else [getattr(func, name) for name in func.overloads()]
-    for one in overloads:
-        name = one.name()
-        if name.partition("::")[0] not in BUILT_IN and torch._C._dispatch_has_kernel_for_dispatch_key(name, "FuncTorchBatched"):
-            raise Unsupported(f"{name}: an operation with a batching rule of its own in a loss for one record", ONE_BY_ONE)
+def _require_built_in(func: Any) -> None:
+    """An operation that is not torch's own may have a batching rule of its author's, or is given views of the whole batch."""
+    name = func.name() if isinstance(func, torch._ops.OpOverload) else func._qualified_op_name
+    if name.partition("::")[0] not in BUILT_IN:
+        raise Unsupported(f"{name}: an operation that is not torch's own in a loss for one record", ONE_BY_ONE)
 
 
 def _followed(function: Any, call: Call) -> Any:
