@@ -42,14 +42,14 @@ PURE = re.compile(rf"({PLAIN})[\s-]*(?:dp\b|differential)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Figure:
+class Printed:
     """A number as it is printed: its value, and the worth of one unit in its last place."""
 
     value: float
     unit: float
     text: str
 
-    def agrees(self, other: Figure) -> bool:
+    def agrees(self, other: Printed) -> bool:
         """Whether both can be the same number, one of them printed with fewer digits: rounded to the nearest, or up."""
         coarse, fine = (self, other) if self.unit > other.unit else (other, self)
         size = max(abs(self.value), abs(other.value))
@@ -58,7 +58,7 @@ class Figure:
             return True
         return coarse.unit > fine.unit and -0.5 * coarse.unit <= apart < coarse.unit and abs(apart) <= CLOSE * size
 
-    def rounds(self, other: Figure) -> bool:
+    def rounds(self, other: Printed) -> bool:
         """Whether this is the other number, rounded to as many places."""
         return abs(self.value - other.value) <= 0.5 * self.unit * (1 + 1e-6)
 
@@ -70,29 +70,29 @@ def folded(text: str) -> str:
     return "".join(str(unicodedata.digit(c)) if c.isdigit() else c for c in plain if unicodedata.category(c) not in ("Cf", "Mn"))
 
 
-def figures(text: str) -> list[Figure]:
+def figures(text: str) -> list[Printed]:
     """Every number in a text, in order."""
     found = []
     for match in NUMBER.finditer(folded(text)):
         if match["power"] is not None:
-            mantissa = _plain(match["mantissa"]) if match["mantissa"] else Figure(1.0, 0.0, "")
+            mantissa = _plain(match["mantissa"]) if match["mantissa"] else Printed(1.0, 0.0, "")
             scale = _power(int(match["power"]))
-            made = Figure(mantissa.value * scale, mantissa.unit * scale, match.group())
+            made = Printed(mantissa.value * scale, mantissa.unit * scale, match.group())
         elif match["of"] is not None:
             inner = _plain(match["of"])
-            made = Figure(1 / inner.value if inner.value else math.inf, 0.0, match.group())
+            made = Printed(1 / inner.value if inner.value else math.inf, 0.0, match.group())
         else:
             inner = _plain(match["plain"])
             share = 0.01 if match["percent"] else 1.0
-            made = Figure((-1 if match["sign"] else 1) * inner.value * share, inner.unit * share, match.group().strip())
+            made = Printed((-1 if match["sign"] else 1) * inner.value * share, inner.unit * share, match.group().strip())
         found.append(made)
     return found
 
 
-def _plain(text: str) -> Figure:
+def _plain(text: str) -> Printed:
     mantissa, _, exponent = text.replace(",", "").lower().partition("e")
     places = len(mantissa.partition(".")[2]) - int((exponent or "0")[:6])
-    return Figure(float(text.replace(",", "")), _power(-places), text)
+    return Printed(float(text.replace(",", "")), _power(-places), text)
 
 
 def _power(exponent: int) -> float:
@@ -115,7 +115,9 @@ def contradiction(said: str, due: str, *, whole: bool = True) -> str | None:
         rest = range(place, len(ours) if not whole else min(place + 1, len(ours)))
         found = next((n for n in rest if figure.agrees(ours[n])), None)
         if found is None:
-            given = f" where the ledger gives {ours[place].text}" if place < len(ours) else ", a number that the ledger does not give"
+            given = (
+                f" where the ledger gives {ours[place].text}" if place < len(ours) else ", a number that the ledger does not give"
+            )
             return figure.text + given
         place = found + 1
     if whole and len(mine) != len(ours):
@@ -128,9 +130,9 @@ def contradiction(said: str, due: str, *, whole: bool = True) -> str | None:
 class Known:
     """All figures that the ledger gives: any number, those that are an epsilon, those that are a delta, and numbers in words."""
 
-    all: tuple[Figure, ...]
-    epsilons: tuple[Figure, ...]
-    deltas: tuple[Figure, ...]
+    all: tuple[Printed, ...]
+    epsilons: tuple[Printed, ...]
+    deltas: tuple[Printed, ...]
     worded: frozenset[str]
 
     @classmethod
@@ -199,12 +201,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _figure(value: float) -> Figure:
+def _figure(value: float) -> Printed:
     """A number that is known to every digit."""
-    return Figure(float(value), 0.0, repr(value))
+    return Printed(float(value), 0.0, repr(value))
 
 
-def _among(figure: Figure, known: Iterable[Figure]) -> bool:
+def _among(figure: Printed, known: Iterable[Printed]) -> bool:
     return any(figure.agrees(other) for other in known)
 
 
