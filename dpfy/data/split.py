@@ -47,7 +47,7 @@ class Drawn(Records):
     part: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DrawnUsers(Drawn, UserRecords):
     """Users that coins of their own have kept, each with all of their records."""
 

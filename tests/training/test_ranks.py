@@ -63,7 +63,7 @@ SAID = {
     "record": "another data",
     "model": "another model",
     "code": "another model",
-    "rate": "another learning rate",
+    "rate": "changed outside of the schedule",
     "weights": "another weights",
     "failure": "the disk is full",
 }
