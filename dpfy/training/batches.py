@@ -16,8 +16,9 @@ from torch.utils import _pytree as pytree
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, Draw, Look
-from dpfy.data.isolation import Mixing, secret_steps
-from dpfy.data.lazy import Source
+from dpfy.data.isolation import Inspected, Mixing, secret_steps
+from dpfy.data.lazy import LazyRecords, Source
+from dpfy.data.owners import DrawnRecords
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.captured import CapturedSum, LossesOf
 from dpfy.gradients.engine import Grads
@@ -99,6 +100,14 @@ class Drawing:
                     self.watch._store(str(refusal))
                 raise
             yield batch
+
+    @property
+    def inspected(self) -> Inspected:
+        """What the readers of this process checked for records that mix before they reach the model."""
+        source = self.records
+        while isinstance(source, DrawnRecords):
+            source = source.base
+        return source.inspected if isinstance(source, LazyRecords) else Inspected()
 
     def close(self) -> None:
         """Stop reading ahead."""

@@ -151,7 +151,8 @@ class Progress:
             old.unlink()
         if found:
             found[0].rename(progress.path)
-        _write_progress(progress.path, randomness)
+        if not found or json.loads(progress.path.read_bytes())["boot"] != boot():
+            _write_progress(progress.path, randomness)
         return progress
 
     @property

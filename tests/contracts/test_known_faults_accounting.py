@@ -159,3 +159,27 @@ def test_a_bounded_range_bill_is_smaller_and_is_the_exponential_mechanisms():
     assert choice.Exponential(1.0).event == choice.NoisyMax(1.0, noise="gumbel").event == ev.BoundedRange(1.0)
     small, large = (accounting.epsilon(ev.Repeated(one, 50), 1e-6) for one in (ev.BoundedRange(1.0), ev.EpsilonDelta(1.0)))
     assert small < 0.75 * large
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.Repeated(ev.PoissonSampled(0.1, ev.Gaussian(1.0)), 5),
+        ev.SampledWithoutReplacement(100, 10, ev.Gaussian(2.0)),
+        ev.TruncatedPoissonGaussian(100, 0.1, 12, 2.0),
+        ev.RandomizedResponse(0.5, 3),
+        ev.Laplace(2.0),
+    ],
+)
+def test_the_name_of_an_adjacency_means_the_adjacency(event, adjacency):
+    """A program may say "replace-one": the same figure, or the same refusal, as with the value of that name."""
+
+    def answer(given):
+        try:
+            found = accounting.guarantee(event, adjacency=given)
+            return found.epsilon(1e-5), found.adjacency, accounting.epsilon(event, 1e-5, adjacency=given)
+        except DpfyError as error:
+            return str(error), accounting.why_not(event, 1e-5, adjacency=given)
+
+    assert answer(adjacency.value) == answer(adjacency)

@@ -30,7 +30,7 @@ def test_it_stays_whatever_is_done_to_the_file(tmp_path: Path) -> None:
     command = (
         "import sys; from pathlib import Path; from dpfy.core.inode import identity_of; print(identity_of(Path(sys.argv[1])))"
     )
-    told = subprocess.run([sys.executable, "-c", command, str(file)], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run([sys.executable, "-P", "-c", command, str(file)], capture_output=True, text=True, check=True).stdout
     assert identity_of(file) == due == told.strip()
 
 

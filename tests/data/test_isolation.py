@@ -113,6 +113,23 @@ def test_a_check_changes_no_bit_of_a_batch_and_no_generator(name: str, views: in
         assert torch.equal(drawn, torch.rand(3))
 
 
+def test_a_collate_function_that_mixes_what_the_data_set_left_behind_is_refused() -> None:
+    """Called again it finds nothing left behind: only the batch that goes out is mixed."""
+    waiting: list[Tensor] = []
+
+    def item(_: Any, index: int) -> Any:
+        waiting.append(mixtures.X[index])
+        return {"x": mixtures.X[index].clone(), "label": 0}
+
+    def collate(items: list[Any]) -> Any:
+        x, y = plainly(items)
+        x = x + sum(waiting)
+        waiting.clear()
+        return x, y
+
+    assert read(mixtures.Computed(item), collate)[0] == 0
+
+
 def test_what_fails_on_changed_inputs_is_counted_and_no_error() -> None:
     def picky(items: list[Any]) -> Any:
         if len({int(item["x"][0] * 1e6) for item in items}) < len(items):
@@ -305,10 +322,15 @@ def test_a_refusal_at_the_first_batch_costs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_counts_what_was_checked(workers: int, tmp_path: Path) -> None:
     training = train(dpfy.lazy(Held(pair), collate=default_collate, workers=workers), tmp_path / "run")
-    inspected = training.records.inspected
+    inspected = training.drawing.inspected
+    assert inspected == training.records.inspected
     assert inspected.batches >= 8
     assert inspected.items >= 8
     assert not inspected.unchecked
+
+
+def test_records_in_memory_have_nothing_to_check(tmp_path: Path) -> None:
+    assert train((mixtures.X, mixtures.Y), tmp_path / "run").drawing.inspected == Inspected()
 
 
 def test_a_run_checks_batches_at_secret_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -366,6 +366,8 @@ FORGERIES: dict[str, tuple[Attack, str, str, str, str]] = {
     "an epsilon without a bracket": (edited((("provenance", "note"), "0.01-DP for everybody")), *[REFUSED] * 4),
     "an epsilon in short": (edited((("provenance", "note"), "budget: eps=.01")), *[REFUSED] * 4),
     "an epsilon in Greek": (edited((("provenance", "note"), "\u03b5 \u2264 0.01")), *[REFUSED] * 4),
+    "a false epsilon with the true delta": (edited((("provenance", "note"), "it is (0.01, 0.001)-DP")), *[REFUSED] * 4),
+    "a false delta with the true epsilon": (edited((("provenance", "note"), "it is (1.119, 1e-12)-DP")), *[REFUSED] * 4),
     "an epsilon in the provenance": (edited((("provenance", "note"), f"the run is {FALSE}")), *[REFUSED] * 4),
     "an epsilon in a field of its own": (edited(((*S, "summary"), "epsilon = 0.01 after all")), *[REFUSED] * 4),
     "an epsilon in the public data": (

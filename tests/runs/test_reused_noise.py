@@ -372,7 +372,7 @@ def elsewhere(run, other=True):
     """What another machine says that resumes a run with another loss."""
     paths = [str(Path(__file__).parent)]
     code = ELSEWHERE.format(other=other, paths=paths, run=str(run))
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
 
 
 def test_12_another_machine_waits_for_the_one_that_holds_the_folder(tmp_path):
