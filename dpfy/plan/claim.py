@@ -38,6 +38,9 @@ GROUPED = (
     " Records are drawn one by one, and all of a unit are hidden together: a step moves by as many clip norms as records of it were drawn, "
     "a mixture of Gaussians (Charles et al. 2024; Chua et al. 2024)."
 )
+NOT_CHECKED = "not checked by replay at all steps"
+"""How a report begins to say that the isolation of examples is assumed and not shown."""
+
 SIMULATED = "simulated"
 """How the words on a secure aggregation begin that was none."""
 RELEASED = "every noisy step, and so every intermediate model and average; not the last model alone"
@@ -238,6 +241,8 @@ class Training(Claim):
             found.append(f"The run ended after {done} of {self.releases} steps; {how}.")
         if self.stops:
             found.append(EX_POST)
+        if str(checked := facts.get("components", {}).get("checked", "")).startswith(NOT_CHECKED):
+            found.append(f"Whether examples mix was {checked}. The guarantee assumes that they do not.")
         return found
 
     def describe(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -35,6 +36,7 @@ from dpfy.gradients.tracing.dispatch import OperationRecorder, compiled
 from dpfy.gradients.tracing.fingerprint import (
     FIELD,
     changed_constants,
+    comparable,
     difference,
     fingerprint,
     joined,
@@ -59,6 +61,7 @@ from dpfy.gradients.tracing.mixing import (
 )
 from dpfy.gradients.tracing.monitor import Monitor, Site
 from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Program, Unrecordable, Variation
+from dpfy.plan.claim import NOT_CHECKED
 from dpfy.sampling.sampler import physical
 
 PARTS = 8
@@ -87,6 +90,9 @@ HALVES, FIELDS, SEEDS = 3, 3, 4
 """Ways of replacing half of the records; fields by which other records are chosen; and in how many draws of its random operations a step
 is run again when all is tried."""
 
+EQUAL = 3
+"""After so many pairs of steps with equal constants a place that reads values in a way that cannot be followed is not looked at again."""
+
 UNTRACEABLE = (
     "losses with constants that change from step to step, in a loop that reads values of batches by float(), int() or NumPy"
 )
@@ -96,6 +102,10 @@ CANDIDATES = 32
 """Records looked at to find one that differs from the record it replaces."""
 
 AS_STARTED = "must be what the run was started with: the same noise must not meet another computation"
+
+
+WHOLE, PART = "checked by replay", NOT_CHECKED
+"""How the sentence for the report begins."""
 
 
 class Kind(IntEnum):
@@ -119,6 +129,7 @@ class Checks:
     why: str = ""
     rows: int = 0
     unseen: int = 0
+    elsewhere: int = 0
     constructed: str = ""
     """How the loss of a record is computed without the other records, where that makes checks unnecessary."""
 
@@ -127,17 +138,25 @@ class Checks:
         """For the report: what was looked at, and nothing more."""
         if self.constructed:
             return f"isolated by construction: {self.constructed}"
-        through = f"at {self.through_model} steps the model was run on changed inputs ({self.why})"
+        found = []
         if self.replayed:
-            said = (
-                f"checked by replay: at {self.replayed} steps, with up to {self.rows} rows, the operations from batch to losses and "
-                "gradients were run again with other records in some rows: no other example's part changed"
+            found.append(
+                f"at {self.replayed} steps, with up to {self.rows} rows, the operations from batch to losses and gradients were run again "
+                "with other records in some rows: no other example's part changed"
             )
-            if self.unseen:
-                said += f"; {self.unseen} places in the code that call torch ran at steps that were not checked alone"
-            return f"{said}; {through}" if self.through_model else said
+        if self.unseen:
+            found.append(f"{self.unseen} places in the code that call torch ran at steps that were not checked alone")
+        if self.elsewhere:
+            found.append(
+                f"at {self.elsewhere} steps the losses came from tensors whose making was not seen (by another thread, say)"
+            )
         if self.through_model:
-            return f"not checked by replay: {through}: no other example changed; the losses were checked by their gradients alone"
+            found.append(
+                f"at {self.through_model} steps the model was run on changed inputs ({self.why}): no other example changed; the losses "
+                "were checked by their gradients alone"
+            )
+        if found:
+            return f"{PART if self.elsewhere or self.through_model else WHOLE}: {'; '.join(found)}"
         return "not checked for examples that mix: no step had a record to replace"
 
 
@@ -182,6 +201,8 @@ class Watch:
         self._cost, self._sees, self._second, self._collects = 0.0, False, False, True
         self._unseen: set[Site] = set()
         self._cleared: set[Site] = set()
+        self._equal: Counter[Site] = Counter()
+        self._elsewhere: dict[int, StorageWeakRef] | None = None
         self._extra = 0
         self._seed = int(self.randomness.generator("checks", 1).integers(1 << 40))
         self._last: tuple[int, str] | None = None
@@ -396,6 +417,7 @@ class Watch:
         check_flow(program, program.ref(losses), [*self.model.parameters(), *self.model.buffers()])
         if self._done < 2 or kind >= Kind.CHECK or self._unseen:
             self._compare(program, end, losses)
+        self._look_elsewhere(program, losses)
         if kind < Kind.LIGHT:
             return
         rows = self._rows_to_replace(len(losses))
@@ -439,6 +461,15 @@ class Watch:
             with suppress(Unrecordable):  # numbers for which its operations are not made
                 check_apart(program, Observed.forward(program, losses), losses, [change], variation)
 
+    def _look_elsewhere(self, program: Program, losses: Tensor) -> None:
+        """Count steps with tensors that were not there at earlier steps and that nobody saw being made: by another thread, say."""
+        named = [*self.model.parameters(), *self.model.buffers(), *self.records.held]
+        known = {t.untyped_storage()._cdata for t in named if t.layout is torch.strided}
+        found = program.from_elsewhere(program.ref(losses), known)
+        if self._elsewhere is not None and any(a not in self._elsewhere or self._elsewhere[a].expired() for a in found):
+            self.checks.elsewhere += 1
+        self._elsewhere = (self._elsewhere or {}) | found
+
     def _through_model(self, losses: Tensor) -> None:
         """Where no recording can be made: gradients of the losses at other examples, and the model on changed inputs."""
         assert self._probe is not None
@@ -467,10 +498,12 @@ class Watch:
             self.fingerprint, self._expected = self._expected, None
             return
         last, self._last = self._last, (self._step, mark)
-        if last is not None and last[0] + 1 == self._step and self._monitor.copied:
+        copied = self._monitor.copied
+        if copied and last is not None and last[0] + 1 == self._step and comparable(last[1], mark):
             if (name := changed_constants(last[1], mark)) is not None:
                 raise Unsupported(f"{UNTRACEABLE} (in {name})", TRACEABLE)
-            self._cleared |= self._monitor.copied
+            self._equal.update(copied)
+            self._cleared |= {site for site in copied if self._equal[site] >= EQUAL}
         if self.fingerprint is not None:
             if (name := scaled_by_size(self.fingerprint, mark)) is not None:
                 raise Unsupported(f"losses that depend on the number of records in the batch (in {name})", APART)
@@ -556,10 +589,8 @@ class Watch:
             content = json.loads(self.file.read_bytes())
             self._expected, refusal = content["fingerprint"], content["refusal"]
             self.checks = Checks(**content["checks"])
-            counts = (self.checks.recorded, self.checks.replayed, self.checks.through_model, self.checks.rows, self.checks.unseen)
-            if not all(type(n) is int for n in counts) or not all(
-                isinstance(told, str) for told in (self.checks.why, self.checks.constructed)
-            ):
+            texts = {"why", "constructed"}
+            if not all(type(value) is (str if name in texts else int) for name, value in asdict(self.checks).items()):
                 raise ValueError("counts")
             if not all(value is None or isinstance(value, str) for value in (self._expected, refusal)):
                 raise ValueError("words")

@@ -21,8 +21,11 @@ from dpfy.gradients.tracing.program import CARRIED, SCRATCH, Operation, Program,
 NUMBERS = {"item", "__bool__", "__float__", "__int__", "__index__", "__complex__"}
 """Calls that give Python one number of a tensor. Most ask the dispatcher for it; some of torch's older constructors do not."""
 
-COPIES = {"tolist", "numpy", "__array__", "__dlpack__", "__repr__", "untyped_storage", "storage", "__reduce_ex__"}
+COPIES = {"tolist", "numpy", "__array__", "__dlpack__", "__repr__", "untyped_storage", "storage", "__reduce_ex__", "data_ptr"}
 """Calls that give Python the contents of a tensor past the dispatcher."""
+
+FROM_NUMPY = {"from_numpy", "frombuffer"}
+"""Calls that make a tensor of what Python holds, past the dispatcher."""
 
 MADE_OF = {"tensor", "as_tensor", "asarray", "new_tensor", "sparse_coo_tensor"}
 """Calls that make a tensor of Python's numbers, and read tensors that lie in a list past the dispatcher."""
@@ -94,6 +97,8 @@ class OperationRecorder:
         if not isinstance(call, torch._ops.OpOverload):
             raise Unrecordable(f"the operation {call}")
         arguments = filled((args, kwargs), put, Tensor)
+        if call is torch.ops.aten.lift_fresh.default:
+            program.of_python |= {ref.storage for ref in inputs}
         written = [r for name in _written(call) for r in _refs(_argument(call, name, *arguments))]
         for ref in written:
             if (source := program.outside.get(ref.storage)) is not None and ref.storage not in program.initial:
@@ -142,6 +147,10 @@ class OperationRecorder:
             return result
         if name in COPIES and args and isinstance(args[0], Tensor):
             self.copied(args[0])
+        elif name in FROM_NUMPY:
+            result = func()
+            self.program.of_python |= {self.program.ref(t).storage for t in outputs_in(result) if t.layout is torch.strided}
+            return result
         elif name in MADE_OF:
             for t in (t for arg in args if isinstance(arg, list | tuple) for t in outputs_in(arg)):
                 self.copied(t)

@@ -88,15 +88,20 @@ def joined(old: str, new: str) -> str:
     return json.dumps(before, separators=(",", ":"))
 
 
+def comparable(old: str, new: str) -> bool:
+    """Whether two steps do the same operations, so that their constants can be compared."""
+    calls = [sorted(_kind(uses[0][0]) for uses in json.loads(text)["nodes"].values()) for text in (old, new)]
+    return calls[0] == calls[1]
+
+
 def changed_constants(old: str, new: str) -> str | None:
-    """An operation whose real constants differ between two steps that do the same otherwise, or "a tensor" where its contents differ."""
+    """An operation whose real constants differ between two comparable steps, or "a tensor" where its contents differ; else None."""
     before, now = json.loads(old)["nodes"], json.loads(new)["nodes"]
     for mark, uses in before.items():
         theirs = now.get(mark, [])
         if len(uses) == len(theirs) == 1 and uses[0][1] != theirs[0][1] and ANY not in (uses[0][1], theirs[0][1]):
             return _kind(uses[0][0])
-    calls = [sorted(_kind(uses[0][0]) for uses in nodes.values()) for nodes in (before, now)]
-    return "a tensor from outside" if before.keys() != now.keys() and calls[0] == calls[1] else None
+    return "a tensor from outside" if before.keys() != now.keys() else None
 
 
 def scaled_by_size(old: str, new: str) -> str | None:

@@ -6,7 +6,7 @@ rules of their own: running the program again is running its operations on anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -95,7 +95,8 @@ AS_IT_WAS = Variation()
 class Program:
     """Operations in order. `outside` are the storages that existed before, `initial` what those that were changed held.
 
-    `packed` and `padded` are the calls that pack sequences and that pad packed ones (tracing/packing.py).
+    `of_python` are those that hold numbers of Python or NumPy. `packed` and `padded` are the calls that pack sequences and that pad packed
+    ones (tracing/packing.py).
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -104,6 +105,7 @@ class Program:
     origin: dict[int, int] = field(default_factory=dict)
     known: dict[int, tuple[int, StorageWeakRef]] = field(default_factory=dict)
     carried: dict[int, StorageWeakRef] = field(default_factory=dict)
+    of_python: set[int] = field(default_factory=set)
     problem: str | None = None
     packed: list[Any] = field(default_factory=list)
     padded: list[Any] = field(default_factory=list)
@@ -163,6 +165,18 @@ class Program:
             if index not in self.outside
         )
         return sum(storage.nbytes() for storage in made if storage is not None)
+
+    def from_elsewhere(self, losses: Ref, known: Collection[int]) -> dict[int, StorageWeakRef]:
+        """By address, the storages that the losses come from and no operation here made; not those that are `known`, by address.
+
+        What Python's numbers were put into is not among them.
+        """
+        needed = {r.storage for o in self.needed([losses]) for r in o.inputs} - self.of_python
+        return {
+            address: weak
+            for address, (index, weak) in self.known.items()
+            if index in self.outside and index in needed and address not in known and not self.origin.get(index, 0)
+        }
 
     def run(self, replaced: Contents, keep: Sequence[Ref], variation: Variation = AS_IT_WAS) -> Memory:
         """Run the operations again with other contents in some of the storages from outside, and in a `variation` of the step.
