@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Guarantee
+from dpfy.core.participation import CyclicPoisson, Poisson, Separated
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, leaves
 from dpfy.data.given import admitted, as_source, rows_of
@@ -155,7 +156,9 @@ class PrivateTraining(Standing):
         self._journal = journal = resume.journal_of(self, snapshot)
         self.spread.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
-        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, kept)
+        pattern = recipe.sampler.participation
+        varies = isinstance(pattern, CyclicPoisson | Separated) or (isinstance(pattern, Poisson) and pattern.rate < 1)
+        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, kept, varies)
         self.watch.keeps, self.watch.alone = self.world.first, self.world.count == 1
         cut = (self.physical_batch, self.row_multiple, self.spread.readers)
         self.drawing = Drawing(recipe, randomness, self.records, self.watch, *cut)

@@ -54,13 +54,11 @@ from dpfy.gradients.tracing.mixing import (
     check_losses,
     check_sum,
     codes,
-    moved_constants,
-    moved_parameters,
-    moved_switches,
     observe,
 )
-from dpfy.gradients.tracing.monitor import Monitor, Site
+from dpfy.gradients.tracing.monitor import CallSite, Monitor
 from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Program, Unrecordable, Variation
+from dpfy.gradients.tracing.variations import moved_constants, moved_parameters, moved_switches
 from dpfy.plan.claim import NOT_CHECKED
 from dpfy.sampling.sampler import physical
 
@@ -163,7 +161,7 @@ class Checks:
 @dataclass
 class Watch:
     """Records and checks the steps of one training. `begin` when a batch is handed out, `end` with its losses, before the sum, and
-    `after` when the step is made, until the next batch is asked for (`pause`).
+    `after` when the step is made, until the next batch is asked for (`pause`). `varies` says whether batches have random sizes.
 
     Guarantees: if a checked step mixes examples, or what was kept from one step enters the next, or a resumed run computes something else
     than before, `end` raises, nothing of that step is released, and `require_sound` raises from then on. Once steps were released the
@@ -176,6 +174,7 @@ class Watch:
     randomness: Randomness
     steps: int
     file: Path
+    varies: bool
     checks: Checks = field(default_factory=Checks)
     fingerprint: str | None = None
     refusal: DpfyError | None = None
@@ -199,9 +198,9 @@ class Watch:
         self._began = time.perf_counter()
         self._coin = random.Random(self.randomness.key("monitor", 0))
         self._cost, self._sees, self._second, self._collects = 0.0, False, False, True
-        self._unseen: set[Site] = set()
-        self._cleared: set[Site] = set()
-        self._equal: Counter[Site] = Counter()
+        self._unseen: set[CallSite] = set()
+        self._cleared: set[CallSite] = set()
+        self._equal: Counter[CallSite] = Counter()
         self._elsewhere: dict[int, StorageWeakRef] | None = None
         self._extra = 0
         self._seed = int(self.randomness.generator("checks", 1).integers(1 << 40))
@@ -252,7 +251,7 @@ class Watch:
         self, step: int, indices: NDArray[np.int64], most: int, row_multiple: int
     ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
         """The physical batches of a step. One that is due for a check has two rows at least; one whose gradients are checked begins with
-        few records: with half of them where there are few anyway, so that batches of two sizes are seen.
+        few records: with half of them where there are few anyway and as many at every step, so that two sizes are seen.
 
         Guarantees: a function of the run's secret and the arguments alone, so that a resumed run cuts as before, and steps can be cut
         ahead.
@@ -262,7 +261,8 @@ class Watch:
         first = most
         if step in self._cut:
             few = row_multiple * -(-min(ROWS, max(2, most // MEMORY)) // row_multiple)
-            first = few if len(indices) > 2 * few else row_multiple * -(-max(2, -(-len(indices) // 2)) // row_multiple)
+            half = row_multiple * -(-max(2, -(-len(indices) // 2)) // row_multiple)
+            first = few if len(indices) > 2 * few else len(indices) if self.varies else half
         first = max(2, min(first, len(indices), most))
         least = max(2, row_multiple) if len(indices[:first]) == 1 else row_multiple
         return [

@@ -5,7 +5,7 @@ What counts as a part is what the engine will make a contribution of: the loss, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,6 @@ from dpfy.gradients.tracing.program import (
     DATA,
     Contents,
     Memory,
-    Operation,
     Program,
     Ref,
     Reshaped,
@@ -32,9 +31,6 @@ from dpfy.gradients.tracing.program import (
     behind_attention,
 )
 from dpfy.gradients.tracing.tape import Tape
-
-SPREAD = 0.1
-"""How far parameters are moved, relative to their size, so that a gate that starts at zero shows what lies behind it."""
 
 UNORDERED = {"_embedding_bag_backward", "embedding_dense_backward", "_index_put_impl_", "_unsafe_index_put"} | {
     name + end for name in ("index_put", "index_add", "scatter_add", "scatter_reduce", "put") for end in ("", "_")
@@ -45,9 +41,6 @@ EXACT = ("cpu",)
 """Devices on which the same work gives the same bits. Elsewhere kernels may add in any order."""
 REPEATS, UNSTEADY = 3, 16.0
 """Elsewhere: runs of the same work that show how far its numbers move by themselves, and how many times as far is still taken for that."""
-
-SWITCHES = {"mul", "mul_", "div", "div_", "add", "add_", "sub", "sub_", "lerp", "lerp_", "addcmul", "addcmul_"}
-"""Operations in which a constant 0 or 1 may be a switch."""
 
 RESHAPED = (
     "keep every row and mask what does not count (torch.where); experts of transformers do with "
@@ -233,9 +226,9 @@ class _Runs:
             for operation in program.needed(self.seen.refs):
                 plain.do(operation)
                 other.do(operation)
-                for ref in () if "empty" in _name(operation) else operation.outputs:
+                for ref in () if "empty" in operation.name else operation.outputs:
                     if (ref.shape or ref.dtype.is_floating_point) and _outside(plain.at(ref) != other.at(ref), rows):
-                        return f", first seen after {_name(operation)}, shape {list(ref.shape)}"
+                        return f", first seen after {operation.name}, shape {list(ref.shape)}"
         return ""
 
 
@@ -251,7 +244,7 @@ def _run(program: Program, contents: Contents, keep: list[Ref], variation: Varia
 def codes(program: Program) -> bool:
     """Whether real numbers of the batch are turned into whole ones, which may be places in a table."""
     return any(
-        _name(operation) == "_to_copy"
+        operation.name == "_to_copy"
         and operation.inputs[0].dtype.is_floating_point
         and not operation.outputs[0].dtype.is_floating_point
         and program.origin.get(operation.inputs[0].storage, 0) & BATCH
@@ -334,7 +327,7 @@ def _differs(plain: Memory, other: Memory, seen: Observed, rows: Tensor, room: d
 
 
 def _unordered(memory: Memory) -> bool:
-    return any(_name(operation) in UNORDERED for operation in memory.program.operations)
+    return any(operation.name in UNORDERED for operation in memory.program.operations)
 
 
 def _report_differs(plain: Memory, other: Memory, grad: Ref, saved: Sequence[Ref], room: Tensor | None) -> bool:
@@ -386,21 +379,6 @@ def _equal_values(a: Any, b: Any) -> bool:
     return _equal(a, b) if isinstance(a, Tensor) else bool(a == b or (a != a and b != b))
 
 
-def moved_parameters(program: Program, params: Sequence[nn.Parameter], seed: int) -> Contents:
-    """Contents for the parameters' storages: every value moved at random, a parameter of zeros too."""
-    found: Contents = {}
-    for position, p in enumerate(t.detach() for t in params):
-        storage = program.ref(p).storage
-        if storage in found or p.untyped_storage().nbytes() != p.numel() * p.element_size() or not p.is_contiguous():
-            continue
-        generator = torch.Generator().manual_seed(seed + position)
-        size = p.float().square().mean().sqrt().nan_to_num(0.0, 0.0, 0.0)
-        size = torch.where(size == 0, 1.0, size) * SPREAD
-        step = torch.randn(p.shape, generator=generator).to(device=p.device)
-        found[storage] = (p + (size * step).to(p.dtype)).untyped_storage()
-    return found
-
-
 def _outside(differs: Tensor, rows: Tensor) -> bool:
     """Whether elements differ that lie in the replaced rows of no dimension."""
     if not bool(differs.any()):
@@ -413,47 +391,3 @@ def _outside(differs: Tensor, rows: Tensor) -> bool:
                 if not bool((flat & ~folded).any()):
                     return False
     return True
-
-
-def moved_constants(program: Program) -> dict[int, Any]:
-    """By operation, other arguments for those that multiply or mix by 0 or 1: a switch that is off, and may be on at another step."""
-    found = {}
-    for operation in program.operations:
-        if _name(operation) not in SWITCHES or not _of_batch(program, operation):
-            continue
-        args, kwargs = operation.arguments
-        moved = (
-            tuple([_half(a) for a in args]),
-            {k: _half(a) if k in ("alpha", "weight", "value") else a for k, a in kwargs.items()},
-        )
-        if moved != (args, kwargs):
-            found[id(operation)] = moved
-    return found
-
-
-def _of_batch(program: Program, operation: Operation) -> bool:
-    """Whether real numbers of the batch are among what it takes, and what it gives."""
-    real = all(r.dtype.is_floating_point for r in (*operation.outputs, *operation.written))
-    return real and any(program.origin.get(r.storage, 0) & BATCH for r in operation.inputs)
-
-
-def _half(value: Any) -> Any:
-    return 0.5 if type(value) in (int, float) and value in (0, 1) else value
-
-
-def moved_switches(program: Program, known: Collection[int]) -> Contents:
-    """Contents for single numbers from outside that are 0 or 1, and neither batch nor weight (`known`, by storage)."""
-    found: Contents = {}
-    for index, storage in program.outside.items():
-        if index in known or index in program.initial or program.origin.get(index, 0):
-            continue
-        refs = {r for o in program.operations for r in o.inputs if r.storage == index}
-        if len(refs) == 1 and not (ref := next(iter(refs))).shape and ref.dtype.is_floating_point:
-            value = torch.empty(0, dtype=ref.dtype, device=ref.device).set_(storage, ref.offset, (), ())  # type: ignore[call-overload]
-            if storage.nbytes() == ref.dtype.itemsize and float(value) in (0.0, 1.0):
-                found[index] = torch.full((1,), 0.5, dtype=ref.dtype, device=ref.device).untyped_storage()
-    return found
-
-
-def _name(operation: Operation) -> str:
-    return str(operation.call).removeprefix("aten.").partition(".")[0]

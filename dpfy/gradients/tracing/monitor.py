@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpfy.gradients.tracing.modes import leave
 
-Site = tuple[Any, CodeType, int]
+CallSite = tuple[Any, CodeType, int]
 """A call: which function of torch, and where in the user's code."""
 
 NUMBERS = {"item", "tolist"}
@@ -106,10 +106,10 @@ class Monitor:
     """
 
     def __init__(self) -> None:
-        self.checked: set[Site] = set()
-        self.now: set[Site] = set()
-        self.reused: set[Site] = set()
-        self.copied: set[Site] = set()
+        self.checked: set[CallSite] = set()
+        self.now: set[CallSite] = set()
+        self.reused: set[CallSite] = set()
+        self.copied: set[CallSite] = set()
         self.numbers = False
         self._batch: Sequence[Tensor] = ()
         self.left, self.aside, self.clean = _Weak(), _Weak(), _Weak()
@@ -142,7 +142,7 @@ class Monitor:
         if mode is not None:
             leave(mode)
 
-    def seen(self, site: tuple[Site, int], func: Any, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
+    def seen(self, site: tuple[CallSite, int], func: Any, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
         """Note a call of `func` before the step, and make it (by `call`, if given)."""
         place, whose = site
         self.now.add(place)
@@ -165,7 +165,7 @@ class Monitor:
         return self.left.alive()
 
     @property
-    def new(self) -> set[Site]:
+    def new(self) -> set[CallSite]:
         """Where torch was called from in this step, and in no step that was checked."""
         return self.now - self.checked
 
@@ -269,7 +269,7 @@ def _tensors(value: Any) -> Iterable[Tensor]:
             yield from _tensors(v)
 
 
-def site_of(func: Any) -> tuple[Site, int]:
+def site_of(func: Any) -> tuple[CallSite, int]:
     """The function and the first caller that is neither torch nor this project; and whose code calls, next to torch."""
     frame, whose = sys._getframe(2), TORCH
     while True:

@@ -71,6 +71,11 @@ class Operation:
     graph: bool = False
     random: tuple[torch.Generator, Tensor] | None = None
 
+    @property
+    def name(self) -> str:
+        """What torch calls it, without the overload."""
+        return str(self.call).removeprefix("aten.").partition(".")[0]
+
 
 @dataclass(frozen=True)
 class Variation:
