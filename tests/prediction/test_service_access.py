@@ -49,7 +49,19 @@ class Server:
     def __init__(self, folder: Path, *flags: str, token: str | None = TOKEN) -> None:
         self.run, self.err = folder / "run", folder / "err"
         voters(20, 2).save(folder / "v", labels=["no", "yes"])
-        command = [sys.executable, "-P", "-m", "dpfy", "predict", "serve", str(folder / "v"), "--run", str(self.run), "--port", "0"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "dpfy",
+            "predict",
+            "serve",
+            str(folder / "v"),
+            "--run",
+            str(self.run),
+            "--port",
+            "0",
+        ]
         env = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1])}
         env.pop(access.VARIABLE, None)
         with self.err.open("w") as err:

@@ -32,7 +32,9 @@ def model() -> nn.Module:
 
 def fit(path: Path | dpfy.Run, plan: Plan) -> Path | dpfy.Run:
     net = model()
-    dpfy.fit(net, data(), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=path, test=data(4), test_is="public")
+    dpfy.fit(
+        net, data(), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=path, test=data(4), test_is="public"
+    )
     return path
 
 

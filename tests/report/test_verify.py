@@ -27,7 +27,9 @@ def make_run(path, noise=2.0, batch=20):
     x, y = torch.randn(100, 4), torch.randint(0, 2, (100,))
     net = nn.Linear(4, 2)
     plan = dpfy.dpsgd(100, batch, steps=5).with_noise(noise, delta=1e-3)
-    dpfy.fit(net, (x, y), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=path, test=(x + 1, y), test_is="public")
+    dpfy.fit(
+        net, (x, y), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=path, test=(x + 1, y), test_is="public"
+    )
     return path
 
 
