@@ -199,6 +199,7 @@ class Watch:
         self._coin = random.Random(self.randomness.key("monitor", 0))
         self._cost, self._sees, self._second, self._collects = 0.0, False, False, True
         self._unseen: set[CallSite] = set()
+        self._behind: set[CallSite] = set()
         self._cleared: set[CallSite] = set()
         self._equal: Counter[CallSite] = Counter()
         self._elsewhere: dict[int, StorageWeakRef] | None = None
@@ -275,7 +276,8 @@ class Watch:
         self._pending = self._pending or step in self._due
 
     def begin(self, step: int, batch: tuple[Tensor, ...], first: bool) -> None:
-        """Start to record, if this is the first physical batch of a step to look at; `batch` holds its tensors.
+        """Start to record, if this is the first physical batch of a step to look at, or one of a step to look for something in; `batch`
+        holds its tensors.
 
         What was begun and never ended is left.
         """
@@ -283,7 +285,7 @@ class Watch:
             raise InvalidInput("resume losses", "computed from a whole batch", AS_STARTED)
         if self._recorder is not None:
             self.close()
-        self._kind = self.kind(step) if first else Kind.NOTHING
+        self._kind = self.kind(step) if first else Kind.RECORD if self._suspects(step) else Kind.NOTHING
         if self._kind is Kind.RECORD and step != 1 and step + 1 not in self._cut and compiled():
             # Compiled code runs as it was written while it is recorded, and may round otherwise: a resumed run must not do so where the
             # run before it did not. Another computation is found by the journal of sums.
@@ -291,6 +293,9 @@ class Watch:
         if self._kind >= Kind.LIGHT:
             self._pending = len(batch[0]) < 2
             self._kind = Kind.RECORD if self._pending else self._kind
+        if self._sees and not (late := self._monitor.backward) <= self._monitor.checked:
+            self._behind |= late - self._monitor.checked
+            self._unseen |= self._behind
         self._step, self._sees = step, self._monitored()
         if self._sees:
             self._monitor.forward(batch, recorded=self._kind is not Kind.NOTHING)
@@ -386,8 +391,9 @@ class Watch:
         assert recorder is not None
         recorder.stop()
         program = recorder.program
-        if self._kind is Kind.RECORD and len(losses) > 1 and self._unseen & monitor.now:
-            self._kind = Kind.CHECK if self.checks.replayed else Kind.THOROUGH
+        found = self._behind or self._unseen & monitor.now
+        if len(losses) > 1 and ((self._kind is Kind.RECORD and found) or (self._kind is Kind.LIGHT and monitor.new)):
+            self._kind = Kind.THOROUGH
         kind = self._kind
         self._extra += bool(self._unseen)
         try:
@@ -402,9 +408,10 @@ class Watch:
             if self._probe is not None:
                 self._through_model(losses)
         if kind >= Kind.LIGHT:
-            monitor.checked |= monitor.now
+            monitor.checked |= monitor.now | monitor.backward
         self._cleared |= monitor.reused
         self._unseen -= self._cleared | monitor.checked
+        self._behind -= monitor.checked
         self._carried = program.alive(BATCH | CARRIED)
         self.checks.recorded += 1
         self.checks.unseen = len(self._unseen)
@@ -433,8 +440,8 @@ class Watch:
         _require_recorded(program)
         change = self._replacement(losses, rows, (self._step + 1) % HALVES)
         plain = check_apart(program, seen, losses, [change])
+        check_sum(program, seen, change, plain)
         if kind is Kind.THOROUGH:
-            check_sum(program, seen, change, plain)
             self._check_forward(program, losses, rows, thorough=True)
         else:
             drawn = any(operation.random is not None for operation in program.operations)

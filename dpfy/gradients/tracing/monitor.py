@@ -10,11 +10,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from dpfy.gradients.tracing.modes import leave
@@ -43,6 +45,8 @@ PASSED = {"detach", "detach_", "clone", "numpy"}
 """Calls by which a forward pass puts a value aside for later steps."""
 
 USER, TORCH, OURS = range(3)
+REGISTER_HOOK = Tensor.register_hook
+
 _whose: dict[CodeType, int] = {}
 
 
@@ -98,8 +102,9 @@ for _kind in Followed:
 class Monitor:
     """Sees the calls of a loop between a batch and its `step` (`forward`), and from there to the next batch (`after`).
 
-    `checked` are the places that checked steps called torch from, `new` those that they did not, `reused` those where this step took what
-    earlier batches left, `copied` those where the loop read values of the last batch after its step in a way that cannot be followed.
+    `checked` are the places that checked steps called torch from, `new` those that they did not. `reused` are those where this step took
+    what earlier batches left, `backward` those in the user's hooks and functions that ran while gradients were computed, and `copied`
+    those where the loop read values of the last batch after its step in a way that cannot be followed.
 
     Guarantees: changes no tensor and no generator; numbers that the loop reads between `after` and the next batch are equal to what they
     would be, of a type that inherits from float or int.
@@ -110,6 +115,9 @@ class Monitor:
         self.now: set[CallSite] = set()
         self.reused: set[CallSite] = set()
         self.copied: set[CallSite] = set()
+        self.backward: set[CallSite] = set()
+        self._functions: set[type] = set()
+        self._nodes: set[int] = set()
         self.numbers = False
         self._batch: Sequence[Tensor] = ()
         self.left, self.aside, self.clean = _Weak(), _Weak(), _Weak()
@@ -126,6 +134,8 @@ class Monitor:
         self._batch = batch
         self.now.clear()
         self.reused.clear()
+        self.backward.clear()
+        self._nodes.clear()
         if not recorded:
             self._enter(self._forward)
 
@@ -146,6 +156,12 @@ class Monitor:
         """Note a call of `func` before the step, and make it (by `call`, if given)."""
         place, whose = site
         self.now.add(place)
+        if call is not None:
+            self._find_functions(args)
+        if self._functions:
+            self._see_functions(args)
+        if func is REGISTER_HOOK and len(args) == 2:
+            args = args[0], self._followed_hook(args[1])
         used = (self.numbers or self.left.refs) and _any((*args, *kwargs.values()) if kwargs else args, self.of_earlier)
         result = (call or func)(*args, **kwargs) if kwargs else (call or func)(*args)
         if used:
@@ -154,6 +170,34 @@ class Monitor:
         elif whose == USER and getattr(func, "__name__", "") in PASSED:
             self.aside.add(_tensors(result))
         return result
+
+    def _followed_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A tensor's hook that is seen when it runs, in the backward pass."""
+
+        @wraps(hook)
+        def seen(grad: Tensor) -> Any:
+            with _Backward(self):
+                return hook(grad)
+
+        return seen
+
+    def _find_functions(self, values: Any) -> None:
+        """Learn which of the user's own autograd functions are in use. Told of recorded steps alone, it costs other steps nothing."""
+        for t in values:
+            if isinstance(t, Tensor) and isinstance(node := t.grad_fn, BackwardCFunction):
+                kind = node._forward_cls  # type: ignore[attr-defined]
+                if kind.__module__.partition(".")[0] not in ("torch", "dpfy"):
+                    self._functions.add(kind)
+
+    def _see_functions(self, values: Any) -> None:
+        """See their backward passes."""
+        for t in values:
+            if isinstance(t, Tensor) and isinstance(node := t.grad_fn, BackwardCFunction) and id(node) not in self._nodes:
+                self._nodes.add(id(node))
+                if node._forward_cls in self._functions:  # type: ignore[attr-defined]
+                    mode = _Backward(self)
+                    node.register_prehook(lambda grads, mode=mode: _enter(mode))
+                    node.register_hook(lambda *grads, mode=mode: leave(mode))
 
     def close(self) -> None:
         """Forget the batch."""
@@ -195,6 +239,14 @@ class _Forward(_Calls):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._monitor.seen(site_of(func), func, args, kwargs)
+
+
+class _Backward(_Calls):
+    """Calls in a user's hook or function, while gradients are computed."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._monitor.backward.add(site_of(func)[0])
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 class _After(_Calls):
@@ -246,6 +298,10 @@ class _Weak:
         """Keep what somebody still holds."""
         if self.refs:
             self.refs = {key: ref for key, ref in self.refs.items() if ref() is not None}
+
+
+def _enter(mode: _Calls) -> None:
+    mode.__enter__()
 
 
 def _pass_on(kept: _Weak, name: str, args: Any, result: Any) -> None:
