@@ -111,6 +111,13 @@ def _schedule(training: PrivateTraining) -> str:
     return f"{training.schedules.words}: {first} at step {made[0][0]}, {len(made) - 1} changes, {last} from step {made[-1][0]} on"
 
 
+def _checked(training: PrivateTraining) -> str:
+    """What was checked of the isolation of examples: in what the loop computes, and in how batches are read (by this process)."""
+    if training.watch is None:
+        return Checks().words
+    return "; ".join(words for words in (training.watch.checks.words, training.drawing.inspected.words) if words)
+
+
 def _components(training: PrivateTraining) -> dict[str, Any]:
     """What the model is made of, that it was checked, and what was replaced to make it trainable privately."""
     leaves = [m for m in training.model.modules() if not any(True for _ in m.children())]
@@ -119,7 +126,7 @@ def _components(training: PrivateTraining) -> dict[str, Any]:
     return {
         "modules": {name: names.count(name) for name in dict.fromkeys(names)},
         "parameters": sum(p.numel() for p in training.model.parameters() if p.requires_grad),
-        "checked": training.watch.checks.words if training.watch is not None else Checks().words,
+        "checked": _checked(training),
         "replaced": replaced or absent("the model that was given needed no replacement"),
     }
 
