@@ -146,3 +146,8 @@ class SecretBins:
 
 Participation = Union[Poisson, WithoutReplacement, SinglePass, FixedOrder, Reshuffled, Separated, CyclicPoisson, SecretBins]
 """The union of all patterns; grows with the samplers."""
+
+
+def varies(pattern: object) -> bool:
+    """Whether batches have random sizes: the number of records in one is then no constant of the run."""
+    return isinstance(pattern, CyclicPoisson | Separated) or (isinstance(pattern, Poisson) and pattern.rate < 1)

@@ -116,7 +116,7 @@ def fit(
         found = (
             evaluation.Evaluation(use, {}) if held_out is None or use != PUBLIC else evaluation.public(training, aim, held_out)
         )
-        folder = training.finish(found.utility, found.confusion, found.test)
+        folder = training.finish_measured(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
         adopt(training.average, training.model)
     epsilon, seconds = guarantee.epsilon(plan.delta), time.monotonic() - started

@@ -154,7 +154,7 @@ def fit(
             step(batch)
         found = _evaluated(training, aim, held_out, use, test_bound)
         utility = world.leads("the evaluation", lambda: found.utility) or evaluation.measure(training, aim, held_out)
-        folder = training.finish(found.utility, found.confusion, found.test)
+        folder = training.finish_measured(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
         adopt(training.average, training.model)
     epsilon = guarantee.epsilon(plan.delta)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Guarantee
-from dpfy.core.participation import CyclicPoisson, Poisson, Separated
+from dpfy.core.participation import varies
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, leaves
 from dpfy.data.given import admitted, as_source, rows_of
@@ -156,9 +156,7 @@ class PrivateTraining(Standing):
         self._journal = journal = resume.journal_of(self, snapshot)
         self.spread.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
-        pattern = recipe.sampler.participation
-        varies = isinstance(pattern, CyclicPoisson | Separated) or (isinstance(pattern, Poisson) and pattern.rate < 1)
-        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, kept, varies)
+        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, kept, varies(recipe.sampler.participation))
         self.watch.keeps, self.watch.alone = self.world.first, self.world.count == 1
         cut = (self.physical_batch, self.row_multiple, self.spread.readers)
         self.drawing = Drawing(recipe, randomness, self.records, self.watch, *cut)
@@ -340,11 +338,15 @@ class PrivateTraining(Standing):
         `utility` and `confusion` (rows: true class, columns: predicted) are published as they are. With `test="public"` you declare the
         data that they were measured on public, and the report says so ("billed" is for figures of :func:`dpfy.fit`).
         """
-        self._check_untouched()
         self.require_figures(utility or {}, confusion, test)
+        return self.finish_measured(utility or {}, confusion, test or "none")
+
+    def finish_measured(self, utility: dict[str, float], confusion: list[list[int]] | None, test: str) -> Path:
+        """End the run with figures that the run measured itself; see :meth:`finish`."""
+        self._check_untouched()
         self._detach()
         with self._halt.final():
-            finish.write(self, utility or {}, confusion, test or "none")
+            finish.write(self, utility, confusion, test)
         self._halt.reason = "the run is finished"
         return self.folder.path
 

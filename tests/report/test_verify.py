@@ -421,7 +421,7 @@ def test_the_bill_in_the_ledger_of_the_data_set_is_found_there(run, tmp_path):
     assert "does not hold the entry" in judged(other, people).detail
     forge.rechain(people, lambda bodies: bodies[1]["claim"]["claim"]["plan"].update(noise_multiplier=9.0))
     assert "noise_multiplier" in judged(billed, people).detail
-    forge.rechain(people, lambda bodies: bodies.pop())
+    forge.rechain(people, lambda bodies: bodies.__delitem__(slice(-2, None)))  # its end, and that it began
     assert "begun" in judged(billed, people).detail
     assert not judged(billed, tmp_path / "nowhere.jsonl").holds
     with pytest.raises(InvalidInput, match="--ledger"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from dpfy.core import inode
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.random import Randomness
 from dpfy.training import rank_files
@@ -55,9 +56,15 @@ def test_a_rank_reads_what_it_alone_held_and_the_rest_from_rank_0(tmp_path):
             rank_files.read(state, RANDOMNESS, World(0, count))
 
 
-def test_a_file_of_another_checkpoint_is_refused(tmp_path):
+def test_a_file_of_another_checkpoint_is_refused(tmp_path, monkeypatch):
     (old := tmp_path / "old").mkdir()
     (new := tmp_path / "new").mkdir()
+    _, before = written(old, 3, (1.0, 2.0))
+    state, now = written(new, 4, (1.5, 2.5))
+    now.write_bytes(before.read_bytes())
+    with pytest.raises(Corrupt, match="is a copy, or was restored from one"):
+        rank_files.read(state, RANDOMNESS, World(1, 2))
+    monkeypatch.setattr(inode, "identity", lambda handle: "alike")  # where files cannot be told apart
     _, before = written(old, 3, (1.0, 2.0))
     state, now = written(new, 4, (1.5, 2.5))
     now.write_bytes(before.read_bytes())

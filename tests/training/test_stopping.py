@@ -277,7 +277,7 @@ def test_points_are_steps_or_parts_of_the_run():
 def fitted(path: Path, stop: object, **change: object) -> dpfy.Result:
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    given = {"plan": plan(), "test": small.data(), "test_is": "public", "run": dpfy.Run(path / "run", seed=5)} | change
+    given = {"plan": plan(), "test": small.held_out(), "test_is": "public", "run": dpfy.Run(path / "run", seed=5)} | change
     return dpfy.fit(net, small.data(), optimizer=optimizer, stop=stop, **given)
 
 

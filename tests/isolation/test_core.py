@@ -1,0 +1,168 @@
+"""One program for each way in which the check finds that examples mix; the corpora have many more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.isolation.cases import CLASSES, WIDTH, ce, net, plain, vectors
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dpfy
+from dpfy.core.errors import Unsupported
+from dpfy.gradients.tracing.monitor import Followed
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def train(
+    path: Path,
+    losses: Callable[..., Tensor],
+    *,
+    steps: int = 14,
+    batch: float = 12,
+    seed: int = 1,
+    after: Any = None,
+    rate: float = 0,
+) -> int:
+    """Steps that a loop of one's own makes before it is refused; all of them if it is not. `after` is called between steps."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    model, data = net(), vectors()
+    recipe = dpfy.dpsgd(len(data[0]), rate * len(data[0]) or batch, steps=steps)
+    run = dpfy.Run(path / f"run{seed}", seed=seed)
+    training = dpfy.PrivateTraining(
+        model, torch.optim.SGD(model.parameters(), lr=0.05), data, recipe.with_noise(1.0, delta=1e-3), run
+    )
+    said = ""
+    try:
+        with training:
+            for x, y in training.batches():
+                found = losses(model, x, y, training.steps_done)
+                training.step(found)
+                if after is not None:
+                    after(found, x, y, training.steps_done)
+    except Unsupported as refusal:
+        said = str(refusal)
+    assert bool(said) != (path / f"run{seed}" / "privacy.json").exists()
+    assert not said or any(word in said for word in WORDS), said
+    return training.steps_done if said else steps
+
+
+WORDS = ("mix examples", "Python reads", "shapes depend", "earlier step", "number of records", "constants that change")
+
+AT_ONCE: dict[str, Callable[..., Tensor]] = {
+    "a count taken from a shape": lambda m, x, y, _: plain(m, x, y) / (1 + (y > 0).nonzero().shape[0]),
+    "the kinds of labels": lambda m, x, y, _: plain(m, x, y) / len(torch.unique(y)),
+    "the largest label, read by a slice": lambda m, x, y, _: ce(m(x) + x[:, : 1 + y.max()].sum(1, keepdim=True), y),
+    "a statistic as a setting": lambda m, x, y, _: ce(m(F.layer_norm(x, (WIDTH,), eps=x.var())), y),
+    "a tensor of statistics": lambda m, x, y, _: ce(m(x - torch.tensor([x.mean(), x.std()])[0]), y),
+    "a text of statistics": lambda m, x, y, _: plain(m, x, y) * (1 + abs(float(repr(x.mean())[7:-1]))),
+    "a switch that is off": lambda m, x, y, _: ce(m(x - 0.0 * x.mean(0)), y),
+    "a coin of torch's that rarely falls": lambda m, x, y, _: ce(m(torch.where(torch.rand(()) < 0.3, x - x.mean(0), x)), y),
+}
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_nothing_is_released(name: str, tmp_path: Path) -> None:
+    assert train(tmp_path, AT_ONCE[name]) <= (1 if "coin" in name else 0)
+
+
+def test_batches_above_the_rows_of_a_first_piece(tmp_path: Path) -> None:
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        return ce(m((x - x.mean(0)) if len(x) >= 32 else x), y)
+
+    assert train(tmp_path, losses, batch=60) == 0
+
+
+def test_the_number_of_records_where_it_never_changes(tmp_path: Path) -> None:
+    assert train(tmp_path, lambda m, x, y, _: plain(m, x, y) * 12 / len(x), rate=1) <= 1
+
+
+@pytest.mark.parametrize("start", [0.25, 0.5, 0.9])
+def test_mixing_that_begins_late(start: float, tmp_path: Path) -> None:
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        return ce(m(x - x.mean(0)), y) if step >= start * 120 else plain(m, x, y)
+
+    assert train(tmp_path, losses, steps=120) < 120
+
+
+def test_mixing_now_and_then(tmp_path: Path) -> None:
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        return ce(m(x.lerp(x[torch.randperm(len(x))], 0.3)), y) if random.random() < 0.25 else plain(m, x, y)
+
+    assert all(train(tmp_path, losses, steps=100, seed=seed) < 100 for seed in (1, 2, 3))
+
+
+@pytest.mark.parametrize("start", [0, 30])
+def test_hooks_that_mix(start: int, tmp_path: Path) -> None:
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        h = m[0](x)  # type: ignore[index]
+        h.register_hook(lambda g: g / g.norm() if step >= start else g * 2)
+        return ce(m[2](torch.tanh(h)), y)  # type: ignore[index]
+
+    assert train(tmp_path, losses, steps=60) < 60
+
+
+def test_hooks_that_read_now_and_then(tmp_path: Path) -> None:
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        h = m[0](x)  # type: ignore[index]
+        h.register_hook(lambda g: g / float(g.abs().max()))
+        return ce(m[2](torch.tanh(h)), y)  # type: ignore[index]
+
+    assert train(tmp_path, losses) == 0
+
+
+class Kept:
+    """What a loop keeps of a batch for the next loss."""
+
+    def __init__(self, keep: Callable[..., Any], start: int = 0) -> None:
+        self.value: Any = None
+        self._keep, self._start = keep, start
+
+    def __call__(self, losses: Tensor, x: Tensor, y: Tensor, step: int) -> None:
+        if step >= self._start:
+            self.value = self._keep(self.value, losses, x, y)
+
+
+KEPT: dict[str, Callable[..., Any]] = {
+    "a queue": lambda old, losses, x, y: torch.cat([x[:2] if old is None else old, x[:1]])[-4:],
+    "a running mean": lambda old, losses, x, y: x.mean(0) if old is None else 0.9 * old + 0.1 * x.mean(0),
+    "weights of classes": lambda old, losses, x, y: torch.bincount(y, minlength=CLASSES).float(),
+    "a number that is followed": lambda old, losses, x, y: 0.9 * (old or 1.0) + 0.1 * losses.mean().item(),
+    "a number that is not": lambda old, losses, x, y: 0.9 * (old or 1.0) + 0.1 * float(losses.mean()),
+    "an array": lambda old, losses, x, y: x.numpy().mean(),
+}
+
+
+@pytest.mark.parametrize("start", [0, 40])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_after_a_step(name: str, start: int, tmp_path: Path) -> None:
+    kept = Kept(KEPT[name], start)
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        if kept.value is None:
+            return plain(m, x, y)
+        held = kept.value.mean() if isinstance(kept.value, Tensor) else kept.value
+        return plain(m, x, y) * (1 + held)
+
+    assert train(tmp_path, losses, steps=80, after=kept) < 80
+
+
+def test_numbers_are_followed_through_arithmetic_and_are_numbers(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    train(tmp_path, lambda m, x, y, _: plain(m, x, y), steps=4, after=lambda losses, *_: seen.append(losses.mean().item()))
+    assert any(isinstance(value, Followed) for value in seen)
+    mean = sum(seen) / len(seen)
+    assert isinstance(mean, Followed)
+    assert isinstance(max(seen) * 2 - 1, Followed)
+    assert mean == sum(map(float, seen)) / len(seen)
+    assert type(float(mean)) is float
+    import pickle
+
+    assert type(pickle.loads(pickle.dumps(mean))) is float
