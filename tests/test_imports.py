@@ -90,4 +90,4 @@ HEAVY = ("torch", "dp_accounting", "matplotlib", "pandas")
 @pytest.mark.parametrize("module", LIGHT)
 def test_no_torch_at_import(module):
     code = f"import sys, {module}; sys.exit(', '.join(m for m in {HEAVY} if m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.strip() == ""
+    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True).stderr.strip() == ""

@@ -98,9 +98,9 @@ def _falling(optimizer: torch.optim.Optimizer, factor: Callable[[], float]) -> t
                 group["lr"] = rate * factor()
             return super().step(closure)
 
-    made = object.__new__(Falling)
-    vars(made).update(vars(optimizer))
-    return made  # type: ignore[no-any-return]
+    made: torch.optim.Optimizer = object.__new__(Falling)
+    made.__dict__.update(optimizer.__dict__)
+    return made
 
 
 def _told(plan: dpfy.Plan, rows: list[dict[str, Any]], epsilon: float, seconds: float) -> dict[str, Any]:

@@ -239,7 +239,9 @@ def test_audit_mechanism_counts_before_it_allocates(capsys, arguments):
 
 
 def dpfy(*arguments: str, **named: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpfy", *arguments], stderr=subprocess.PIPE, text=True, timeout=1200, **named)  # type: ignore[call-overload]
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "dpfy", *arguments], stderr=subprocess.PIPE, text=True, timeout=1200, **named
+    )  # type: ignore[call-overload]
 
 
 def test_standard_output_that_takes_nothing():
@@ -260,7 +262,7 @@ def test_standard_output_that_takes_nothing():
 
 
 def test_no_standard_output_at_all():
-    shell = f"exec {sys.executable} -m dpfy {' '.join(GOOD)} >&-"
+    shell = f"exec {sys.executable} -P -m dpfy {' '.join(GOOD)} >&-"
     found = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=1200)
     assert "Traceback" not in found.stderr
     assert found.returncode == 0

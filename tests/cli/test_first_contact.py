@@ -36,7 +36,7 @@ main(sys.argv[1:])
 def without(blocked: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line in an interpreter that has not got the packages `blocked`."""
     code = BLOCK.format(blocked=blocked)
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, timeout=120)
 
 
 def test_version(capsys) -> None:
@@ -45,7 +45,7 @@ def test_version(capsys) -> None:
 
 def complete(**asked: str) -> str:
     environment = os.environ | {"_DPFY_COMPLETE": "complete_bash"} | asked
-    return subprocess.run([sys.executable, "-m", "dpfy"], env=environment, capture_output=True, text=True).stdout
+    return subprocess.run([sys.executable, "-P", "-m", "dpfy"], env=environment, capture_output=True, text=True).stdout
 
 
 def test_the_shell_completes_verbs_and_flags() -> None:
@@ -54,7 +54,7 @@ def test_the_shell_completes_verbs_and_flags() -> None:
 
 
 def test_completion_can_be_installed(tmp_path: Path) -> None:
-    code = f"{shlex.quote(sys.executable)} -m dpfy --install-completion; true"
+    code = f"{shlex.quote(sys.executable)} -P -m dpfy --install-completion; true"
     shown = subprocess.run(["bash", "-c", code], env=os.environ | {"HOME": str(tmp_path)}, capture_output=True, text=True)
     assert "completion installed" in shown.stdout, shown.stderr
     assert (tmp_path / ".bashrc").is_file()

@@ -98,7 +98,7 @@ def test_explore_prints_its_address_and_serves_it():
     import urllib.request
 
     code = "import typer; from dpfy.cli.explore import explore; typer.run(explore)"
-    with subprocess.Popen([sys.executable, "-c", code, "--no-open", "--json"], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([sys.executable, "-P", "-c", code, "--no-open", "--json"], stdout=subprocess.PIPE, text=True) as server:
         try:
             address = json.loads(server.stdout.readline())["address"]
             assert address.startswith("http://127.0.0.1:")
@@ -128,4 +128,4 @@ def test_reading_a_card_needs_no_torch(module):
     import subprocess
 
     code = f"import sys, {module}; sys.exit(' '.join(m for m in ('torch', 'dp_accounting', 'matplotlib') if m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.strip() == ""
+    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True).stderr.strip() == ""

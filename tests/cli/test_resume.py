@@ -128,6 +128,7 @@ def test_an_interruption_before_the_run_began_says_so(capsys, tmp_path, monkeypa
 def test_signals_end_with_one_line_and_the_status_of_the_shell(tmp_path, number, status):
     command = [
         sys.executable,
+        "-P",
         "-m",
         "dpfy",
         "train",

@@ -248,7 +248,7 @@ def test_a_flag_that_is_gone_says_where_it_went(capsys, flag):
 @pytest.mark.parametrize("width", [80, 120])
 def test_help_fits_on_one_screen(width):
     env = os.environ | {"COLUMNS": str(width), "TERMINAL_WIDTH": str(width)}
-    found = subprocess.run([sys.executable, "-m", "dpfy", "train", "--help"], capture_output=True, text=True, env=env)
+    found = subprocess.run([sys.executable, "-P", "-m", "dpfy", "train", "--help"], capture_output=True, text=True, env=env)
     assert found.returncode == 0
     assert len(found.stdout.splitlines()) <= 50
     for part in ("--set", "--show-config", "--epsilon", "--resume"):

@@ -207,7 +207,10 @@ def test_resume_needs_no_arguments_but_the_folder(capsys, tmp_path):
 
 def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dpfy", *arguments], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        [sys.executable, "-P", "-m", "dpfy", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
 

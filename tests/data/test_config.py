@@ -48,4 +48,4 @@ def test_a_bad_configuration_names_field_value_and_rule(fields: dict[str, object
 
 def test_configurations_import_no_torch() -> None:
     code = "import sys, dpfy.data, dpfy.models; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

@@ -61,7 +61,7 @@ def test_json_and_back(clip: object) -> None:
 
 def test_clip_module_imports_no_torch() -> None:
     code = "import sys, dpfy.gradients.clip; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
 
 
 RULES: dict[str, Clip] = {

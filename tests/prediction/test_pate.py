@@ -225,7 +225,7 @@ t.train_student(t.place(t.Path({run!r}), seed=1), t.claim(), (t.X, t.Y), t.ASKED
 def test_a_killed_run_goes_on_and_pays_nothing_twice(tmp_path):
     run = tmp_path / "run"
     code = KILLED.format(tests=str(Path(__file__).parent), run=str(run))
-    ended = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-P", "-c", code], env=os.environ, capture_output=True, timeout=120)
     assert ended.returncode == -signal.SIGKILL
     assert not (run / "model.safetensors").exists()
     with pytest.raises(InvalidInput, match="other data"):

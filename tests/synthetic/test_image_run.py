@@ -147,7 +147,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_images(tmp_path)
         dpfy.synthesize_images("digits", terms=dpfy.ImageTerms(2.0, 1e-4), run=Place("killed", seed=5), options=options)
     """)
     environment = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL
     whole = made_in(Place(tmp_path / "whole", seed=5), "digits")
     again = made_in(Place(tmp_path / "killed", resume=True, seed=5), "digits")

@@ -152,7 +152,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
     def process(*arguments):
         environment = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
         return subprocess.run(
-            [sys.executable, "-c", script, *arguments], cwd=tmp_path, env=environment, capture_output=True, check=False
+            [sys.executable, "-P", "-c", script, *arguments], cwd=tmp_path, env=environment, capture_output=True, check=False
         )
 
     place = Place(tmp_path / "whole", seed=5)

@@ -92,4 +92,4 @@ def test_a_node_says_who_it_is_without_training():
 
 def test_a_client_needs_no_torch():
     code = "import sys; from dpfy.integrations.flower import private_mod; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
