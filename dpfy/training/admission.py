@@ -55,9 +55,23 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, *, empty
         raise Unsupported(f"{name}, which evaluates the loss again inside a step,", "use an optimizer that steps once a gradient")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise Unsupported(f"{name}: noise makes every gradient dense, which it refuses; it", "use Adam")
+    _check_settings(optimizer)
     if empty and not _new(optimizer):
         rule = "its state must be empty; make a new optimizer, or state by Update(public_state=True) that it tells nothing about the data"
         raise InvalidInput("optimizer", f"{name} with a state", rule)
+
+
+def _check_settings(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse tensors among the settings that a checkpoint or a report cannot hold, before the run is charged."""
+    for group in optimizer.param_groups:
+        if isinstance(group.get("initial_lr"), Tensor):
+            raise InvalidInput("optimizer.lr", "a tensor that a scheduler starts from", "make the optimizer with a float: lr=0.1")
+        for name, value in group.items():
+            parts = (
+                [value] if isinstance(value, Tensor) else value if isinstance(value, tuple | list) and name != "params" else ()
+            )
+            if any(isinstance(v, Tensor) and (v is not value or v.numel() != 1) for v in parts):
+                raise InvalidInput(f"optimizer.{name}", "tensors", "give plain numbers")
 
 
 def _new(optimizer: torch.optim.Optimizer) -> bool:

@@ -301,3 +301,19 @@ def test_a_new_adagrad_is_taken_and_a_used_one_is_not(tmp_path, settings):
     used["more"] = torch.zeros(1)
     with pytest.raises(InvalidInput, match="optimizer: got 'Adagrad with a state'"):
         dpfy.PrivateTraining(net, adagrad, small.data(), small.plan(2), tmp_path / "used")
+
+
+@pytest.mark.parametrize("settings", [{"lr": torch.tensor(0.1)}, {"lr": torch.tensor([0.1])}])
+def test_a_tensor_as_learning_rate_is_taken_or_refused_before_the_charge(tmp_path, settings):
+    """A report holds the scheduler's first rate as it is: a tensor would end the run after its last step."""
+    run(tmp_path / "plain", steps=2, foreach=False, **settings)
+    with pytest.raises(InvalidInput, match=r"optimizer.lr: got 'a tensor that a scheduler starts from'.*lr=0.1"):
+        run(tmp_path / "run", make=lambda sgd: rates.StepLR(sgd, 1), foreach=False, **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensors_within_a_setting_are_refused_before_the_charge(tmp_path):
+    betas = (torch.tensor(0.9), torch.tensor(0.99))
+    with pytest.raises(InvalidInput, match=r"optimizer.betas: got 'tensors'; give plain numbers"):
+        run(tmp_path / "run", torch.optim.Adam, foreach=False, betas=betas)
+    assert not (tmp_path / "run").exists()
