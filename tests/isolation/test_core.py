@@ -28,13 +28,14 @@ def train(
     batch: float = 12,
     seed: int = 1,
     after: Any = None,
-    rate: float = 0,
+    records: int = 96,
+    saw: Callable[[dpfy.PrivateTraining], None] = lambda training: None,
 ) -> int:
     """Steps that a loop of one's own makes before it is refused; all of them if it is not. `after` is called between steps."""
     torch.manual_seed(seed)
     random.seed(seed)
-    model, data = net(), vectors()
-    recipe = dpfy.dpsgd(len(data[0]), rate * len(data[0]) or batch, steps=steps)
+    model, data = net(), tuple(t[:records] for t in vectors())
+    recipe = dpfy.dpsgd(records, batch, steps=steps)
     run = dpfy.Run(path / f"run{seed}", seed=seed)
     training = dpfy.PrivateTraining(
         model, torch.optim.SGD(model.parameters(), lr=0.05), data, recipe.with_noise(1.0, delta=1e-3), run
@@ -42,6 +43,7 @@ def train(
     said = ""
     try:
         with training:
+            saw(training)
             for x, y in training.batches():
                 found = losses(model, x, y, training.steps_done)
                 training.step(found)
@@ -81,7 +83,7 @@ def test_batches_above_the_rows_of_a_first_piece(tmp_path: Path) -> None:
 
 
 def test_the_number_of_records_where_it_never_changes(tmp_path: Path) -> None:
-    assert train(tmp_path, lambda m, x, y, _: plain(m, x, y) * 12 / len(x), rate=1) <= 1
+    assert train(tmp_path, lambda m, x, y, _: plain(m, x, y) * 12 / len(x), batch=20, records=20) <= 1
 
 
 @pytest.mark.parametrize("start", [0.25, 0.5, 0.9])
@@ -89,7 +91,8 @@ def test_mixing_that_begins_late(start: float, tmp_path: Path) -> None:
     def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
         return ce(m(x - x.mean(0)), y) if step >= start * 120 else plain(m, x, y)
 
-    assert train(tmp_path, losses, steps=120) < 120
+    for seed in (1, 2, 3):
+        assert train(tmp_path, losses, steps=120, seed=seed) <= start * 120 + 4
 
 
 def test_mixing_now_and_then(tmp_path: Path) -> None:
@@ -106,7 +109,24 @@ def test_hooks_that_mix(start: int, tmp_path: Path) -> None:
         h.register_hook(lambda g: g / g.norm() if step >= start else g * 2)
         return ce(m[2](torch.tanh(h)), y)  # type: ignore[index]
 
-    assert train(tmp_path, losses, steps=60) < 60
+    for seed in (1, 2, 3):
+        assert train(tmp_path, losses, steps=60, seed=seed) <= start + 4
+
+
+def test_new_code_at_a_step_of_which_the_losses_alone_were_to_be_checked(tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    def saw(training: dpfy.PrivateTraining) -> None:
+        assert training.watch is not None
+        steps.append(min(training.watch._due - training.watch._cut - {0}))
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
+        h = m[0](x)  # type: ignore[index]
+        if step >= steps[0]:
+            h.register_hook(lambda g: g / g.norm())
+        return ce(m[2](torch.tanh(h)), y)  # type: ignore[index]
+
+    assert train(tmp_path, losses, steps=60, saw=saw) == steps[0]
 
 
 def test_hooks_that_read_now_and_then(tmp_path: Path) -> None:
