@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.gradients.tracing.monitor import Followed
 from dpfy.training.copies import is_constant
 
 CLOSE, NEAR = 1e-5, 1e-6
@@ -27,6 +28,10 @@ SOURCES = ("public", "released")
 DECLARE = (
     'say source="public" (measured on public data) or source="released" (computed from released weights, the plan or the clock)'
 )
+READ = (
+    "read by item() or tolist() from tensors of a batch, or computed from such numbers: publish figures of public data, which are read "
+    "under torch.no_grad(), or keep it out of the run's files"
+)
 RULE = "which is private: evaluate on public data, or keep it out of the run's files"
 
 
@@ -35,6 +40,12 @@ def declared(source: str | None) -> str:
     if source is None:
         raise InvalidInput("record source", None, DECLARE)
     return check.one_of("record source", source, SOURCES)
+
+
+def require_unread(name: str, value: object) -> None:
+    """Refuse a number that is known to be read from a batch."""
+    if isinstance(value, Followed):
+        raise InvalidInput(name, "a value computed from the data", f"is {READ}")
 
 
 class Seen:
@@ -60,15 +71,20 @@ class Seen:
 
         Guarantees: mean, sum, extremes, quantiles, deviation and variance of the losses of the last `STEPS` steps are refused, also with
         an error of rounding; a single loss or real value of the last batch, as it is; and the share of right answers in it, where the loss
-        is torch's cross entropy. A number that was computed from the data in another way cannot be told from a public one.
+        is torch's cross entropy. So are numbers that the loop read by `item()` or `tolist()` after a step that was monitored, and what
+        Python's arithmetic makes of them. A number that was computed from the data in another way cannot be told from a public one.
         """
         if not name.rpartition(" ")[2].isidentifier():
             raise InvalidInput("record", name, "names of values are words of letters, digits and underscores")
         if isinstance(value, bool) or not isinstance(value, Real):
             raise InvalidInput(name, type(value).__name__, "must be a plain number that may be published, not a tensor or a text")
         number = float(value)
-        if not self._steps or not math.isfinite(number) or number == 0:
-            return
+        if self._steps and math.isfinite(number) and number != 0:
+            self._recognise(name, number)
+        require_unread(name, value)
+
+    def _recognise(self, name: str, number: float) -> None:
+        """Refuse a number that is equal to a figure of a recent batch."""
         last = self._steps[-1][-1].double()
         tells = len(last) == 1 or (
             len(last) > 1 and bool(last.amin() != last.amax())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -101,6 +102,8 @@ class Standing:
         if (utility or confusion) and test is None:
             rule = 'say test="public" if the data they were measured on is public: they are published as they are'
             raise InvalidInput("utility", "figures of data that nothing is said of", rule)
+        for value in chain.from_iterable(confusion) if isinstance(confusion, list) else ():
+            public.require_unread("confusion", value)
         if test == "public":
             for name, value in utility.items():
                 self._seen.check(name, value)

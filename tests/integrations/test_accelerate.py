@@ -223,10 +223,11 @@ def test_a_part_of_the_training_data_is_no_evaluation_data(tmp_path):
 )
 def test_the_loss_of_an_epoch_is_refused_also_after_the_last(tmp_path, how):
     """As scripts of Accelerate add it up."""
-    sums = {"loss": 0.0, "batches": 0}
+    sums = {"loss": 0.0, "read": 0.0, "batches": 0}
 
     def act(mine, losses):
-        sums["loss"] += losses.detach().float().mean().item()
+        sums["loss"] += float(losses.detach().float().mean())  # a number that nobody can follow
+        sums["read"] += losses.detach().float().mean().item()
         sums["batches"] += 1
 
     mine = None
@@ -238,6 +239,8 @@ def test_the_loss_of_an_epoch_is_refused_also_after_the_last(tmp_path, how):
         if made.training.steps_done == 3 and made.sync_gradients and how == "batch":
             with pytest.raises(InvalidInput, match="of the training batches"):
                 made.log({"train_loss": sums["loss"] / sums["batches"]})
+            with pytest.raises(InvalidInput, match="is read by item"):
+                made.log({"train_loss": 0.37 + sums["read"] / 7})
 
     script(tmp_path, act=keep, plan=tiny.plan(steps=4))
     value = sums["loss"] / (4 if how == "epoch" else sums["batches"] if how == "batch" else 1)

@@ -125,3 +125,125 @@ def test_public_figures_are_not_taken_for_private_ones(tmp_path):
                 training.record(source="public", accuracy=round(float(right), 3), ratio=1.0, none=0.0)
 
     trained(tmp_path / "run", after)
+
+
+READ_AFTER_A_STEP = {
+    "a loss of one class": lambda losses, x, y, out: [losses[y == 0].sum().item() / 3],
+    "mean of an epoch": lambda losses, x, y, out: losses.mul(1.7).tolist(),
+    "a rounded score": lambda losses, x, y, out: [round(out.sigmoid().amax().item(), 4)],
+    "a count": lambda losses, x, y, out: [(y == 1).sum().item()],
+    "a feature": lambda losses, x, y, out: [-(x[0, 0].item() ** 2)],
+}
+OVER_AN_EPOCH = {
+    "mean": lambda values: sum(values) / len(values),
+    "maximum": max,
+    "rounded": lambda values: round(sum(values) / 7, 2),
+    "whole": lambda values: 100 * values[-1] // 3 + 1,
+    "scaled": lambda values: values[-1] * 0.37 / 3.0 + sum(values[1:], values[0]) / 1e3,
+    "remainder": lambda values: divmod(values[0], 0.3)[1] + 1,
+}
+
+
+@pytest.mark.parametrize("over", OVER_AN_EPOCH)
+@pytest.mark.parametrize("name", READ_AFTER_A_STEP)
+def test_numbers_read_after_a_step_are_refused_also_when_python_has_computed_with_them(tmp_path, name, over):
+    numbers, tried = [], []
+
+    def after(training, losses, x, y, out):
+        numbers.extend(READ_AFTER_A_STEP[name](losses, x, y, out))
+        value = OVER_AN_EPOCH[over](numbers)
+        if training.steps_done < 5:
+            return
+        for publish in (
+            lambda: training.record(source="public", value=value),
+            lambda: training.record(source="released", value=value),
+            lambda: training.schedule(source="public", value=value),
+            lambda: training.finish({"value": value}, test="public"),
+            lambda: training.finish({"value": 0.5}, [[1, value], [0, 1]], test="public"),
+        ):
+            with pytest.raises(InvalidInput, match="a value computed from the data") as refused:
+                publish()
+            assert repr(float(value)) not in str(refused.value)
+        tried.append(value)
+
+    trained(tmp_path / "run", after)
+    assert tried
+
+
+class Squashed(torch.autograd.Function):
+    """A function of the user's own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return grad * (s + x * s * (1 - s))
+
+
+class Squash(nn.Module):
+    def forward(self, x):
+        return Squashed.apply(x)
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference", "graph", "graph in eval mode"])
+@pytest.mark.parametrize("kind", ["mlp", "own function", "recurrent", "attention", "checkpointed"])
+def test_public_figures_may_be_read_by_item_and_recorded(tmp_path, kind, mode):
+    """With the bookkeeping of the run attached to the model, with and without a graph."""
+    torch.manual_seed(0)
+    features, classes = small.FEATURES, small.CLASSES
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(features, 8)
+            self.squash = Squash() if kind == "own function" else nn.GELU()
+            self.rnn = nn.LSTM(8, 8, batch_first=True) if kind == "recurrent" else None
+            self.attend = nn.MultiheadAttention(8, 2, batch_first=True) if kind == "attention" else None
+            self.drop, self.norm, self.last = nn.Dropout(0.1), nn.LayerNorm(8), nn.Linear(8, classes)
+
+        def forward(self, x):
+            h = self.squash(self.first(x))
+            if self.rnn is not None:
+                h = self.rnn(h[:, None])[0][:, 0]
+            if self.attend is not None:
+                h = self.attend(h[:, None], h[:, None], h[:, None], need_weights=False)[0][:, 0]
+            if kind == "checkpointed":
+                h = torch.utils.checkpoint.checkpoint(self.norm, h, use_reentrant=False)
+            return self.last(self.drop(self.norm(h)))
+
+    net = Net()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    recipe = dpfy.dpsgd(small.RECORDS, 20, steps=6, clip_norm=0.5).with_noise(2.0, delta=1e-3)
+    held, target = small.held_out()
+    total, done = torch.zeros(()), 0
+
+    def evaluate():
+        nonlocal done
+        found, right = 0.0, 0
+        for part in torch.arange(len(held)).split(60):
+            out = net(held[part])
+            loss = nn.functional.cross_entropy(out, target[part])
+            total.add_(loss.detach())
+            found += loss.item() * len(part)
+            right += (out.argmax(1) == target[part]).sum().item()
+            done += 1
+        return {"loss": found / len(held), "accuracy": right / len(held), "all": total.item() / done, "top": max(out[0].tolist())}
+
+    kinds = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+    with dpfy.PrivateTraining(net, sgd, small.data(), recipe, dpfy.Run(tmp_path / "run", seed=2)) as training:
+        for x, y in training.batches():
+            training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
+            net.train(mode != "graph in eval mode")
+            with kinds.get(mode, torch.enable_grad)():
+                if training.steps_done < 6:
+                    figures = evaluate()
+            training.record(source="public", **figures)
+            norm = sum(p.norm().item() for p in net.parameters())
+            training.record(source="released", norm=norm)
+            net.train()
+        training.finish({k: v for k, v in figures.items() if k != "top"}, test="public")

@@ -77,7 +77,7 @@ def followed(value: Any) -> Any:
         return FollowedFloat(value)
     if type(value) is int:
         return FollowedInt(value)
-    return [followed(v) for v in value] if type(value) is list else value
+    return type(value)(followed(v) for v in value) if type(value) in (list, tuple) else value
 
 
 def _arithmetic(kind: type, name: str) -> None:
@@ -85,6 +85,8 @@ def _arithmetic(kind: type, name: str) -> None:
 
     def method(self: Any, *others: Any) -> Any:
         result = plain(self, *others)
+        if result is NotImplemented and kind is FollowedInt and others and isinstance(others[0], float):
+            return getattr(FollowedFloat(self), name)(*others)  # as Python does: a whole number meets a float as a float
         return result if result is NotImplemented else followed(result)
 
     method.__name__ = name
@@ -92,7 +94,7 @@ def _arithmetic(kind: type, name: str) -> None:
 
 
 for _kind in Followed:
-    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow"):
         _arithmetic(_kind, f"__{_name}__")
         _arithmetic(_kind, f"__r{_name}__")
     for _name in ("neg", "pos", "abs", "round"):
