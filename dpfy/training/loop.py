@@ -245,6 +245,7 @@ class PrivateTraining(Standing):
 
         `losses` holds one loss per row of the batch last handed out, with its graph (``reduction="none"``).
         """
+        self._require_sound().pause()
         pieces = self._awaited()
         pieces.check_losses(losses)
         first, pieces.waiting = not self._seen, False

@@ -68,7 +68,7 @@ PARTS = 8
 SHARE, CHANCE = 0.005, 16
 """Further steps are checked while that takes less than this share of the run's time: one step in so many, drawn at random."""
 
-WATCHING, FREE, CALL, CALLS = 0.004, 0.004, 2e-6, 6
+WATCHING, FREE, CALL, CALLS = 0.002, 0.002, 5e-6, 6
 """The monitor sees all steps, or as many as take this share of the run's time and some seconds: seconds a call, and calls that a step costs
 beside its own."""
 
@@ -84,7 +84,7 @@ MEMORY = 4
 FAR = 16.0
 """How far from the data records may lie that replace others in a thorough check."""
 
-HALVES, FIELDS, SEEDS = 3, 3, 4
+HALVES, FIELDS, SEEDS = 3, 3, 2
 """Ways of replacing half of the records; fields by which other records are chosen; and in how many draws of its random operations a step
 is run again when all is tried."""
 
@@ -531,21 +531,21 @@ class Watch:
     def _replacement(self, losses: Tensor, rows: Tensor, way: int) -> Replacement:
         """Other records in `rows`, or copies of the record with the largest or the smallest loss: a mean of the batch moves most.
 
-        Further ways leave one record alone and put copies of another in all other rows: the two with the largest or smallest losses, or
-        values of a field. What the batch has most of, or only once, is then gone.
+        Further ways leave one record alone and put copies of another in all other rows: the two with the largest or smallest values of a
+        field. What the batch has most of, or only once, is then gone.
         """
         if way == 0:
             return Replacement(self._batch, self._other_records(rows), rows)
         if way < HALVES:
             return Replacement(self._batch, self._copies(rows, losses.argmax() if way == 1 else losses.argmin()), rows)
-        sizes = [losses.detach(), *[_size(t) for t in self._batch]][(way - HALVES) // 2 % (1 + len(self._batch))]
+        sizes = _size(self._batch[(way - HALVES) // 2 % len(self._batch)])
         first, second = sizes.argsort(descending=way % 2 == 0)[:2]
         rows = torch.arange(len(rows), device=rows.device) != first
         return Replacement(self._batch, self._copies(rows, second), rows)
 
     @property
     def _ways(self) -> int:
-        return HALVES + 2 * (1 + min(len(self._batch), FIELDS))
+        return HALVES + 2 * min(len(self._batch), FIELDS)
 
     def _copies(self, rows: Tensor, source: Tensor) -> list[Tensor]:
         return [torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), mine[source], mine) for mine in self._batch]

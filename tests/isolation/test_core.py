@@ -16,8 +16,15 @@ from torch.nn import functional as F
 import dpfy
 from dpfy.core.errors import Unsupported
 from dpfy.gradients.tracing.monitor import Followed
+from dpfy.training import watch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _every_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps here are so short that the monitor would see some of them only."""
+    monkeypatch.setattr(watch, "FREE", 60.0)
 
 
 def train(

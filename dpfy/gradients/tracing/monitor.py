@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpfy.gradients.tracing.modes import leave
 
-CallSite = tuple[Any, CodeType, int]
+CallSite = tuple[Any, int, int]
 """A call: which function of torch, and where in the user's code."""
 
 NUMBERS = {"item", "tolist"}
@@ -47,7 +47,7 @@ PASSED = {"detach", "detach_", "clone", "numpy"}
 USER, TORCH, OURS = range(3)
 REGISTER_HOOK = Tensor.register_hook
 
-_whose: dict[CodeType, int] = {}
+_whose: dict[int, tuple[int, CodeType]] = {}
 
 
 class FollowedFloat(float):
@@ -328,15 +328,20 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def site_of(func: Any) -> tuple[CallSite, int]:
-    """The function and the first caller that is neither torch nor this project; and whose code calls, next to torch."""
+    """The function and the first caller that is neither torch nor this project; and whose code calls, next to torch.
+
+    Code is known by its identity, and held: its hash is of all that it contains, which takes as long as the rest of this.
+    """
     frame, whose = sys._getframe(2), TORCH
     while True:
         code = frame.f_code
-        owner = _whose.get(code)
-        if owner is None:
+        known = _whose.get(id(code))
+        if known is None:
             package = frame.f_globals.get("__name__", "").partition(".")[0]
-            owner = _whose[code] = TORCH if package == "torch" else OURS if package == "dpfy" else USER
-        whose = owner if whose == TORCH else whose
+            known = _whose[id(code)] = (TORCH if package == "torch" else OURS if package == "dpfy" else USER), code
+        owner = known[0]
+        if whose == TORCH:
+            whose = owner
         if owner == USER or frame.f_back is None:
-            return (func, code, frame.f_lasti), whose
+            return (func, id(code), frame.f_lasti), whose
         frame = frame.f_back
