@@ -28,7 +28,8 @@ class Bug:
     """A classic mistake, as the parts it replaces. Each replacement is given the real part; the claim stays what it was.
 
     `restored` gets (the saved noise state, a fresh one) when a correlated run resumes. `billed` is the adjacency whose curve is
-    claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model. `after_error` is given a training whose step failed
+    claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model; `replayed` says which operations are run again to see
+    whether examples mix. `after_error` is given a training whose step failed
     behind its noise, `after_crash` the folder of a run that was killed, `after_entry` a training that has begun. `scheme` is how
     clients encode their vectors and add shares of noise, `aggregator` who sums them. `grouped` is how records lie by user, `cohort` how
     updates of clients are taken. `labels` is given the parts of a release of labels,
@@ -51,6 +52,7 @@ class Bug:
     steps: int | None = None
     billed: Adjacency = Adjacency.REPLACE_ONE
     batchnorm: bool = False
+    replayed: Part = same
     after_error: Part = same
     after_crash: Part = same
     after_entry: Part = same
@@ -140,6 +142,9 @@ class Bench(Protocol):
 
     def batchnorm_refusal(self, bug: Bug) -> str | None:
         """How a model with BatchNorm is refused; None if it trains."""
+
+    def mixed(self, bug: Bug) -> Iterable[tuple[str, bool]]:
+        """Losses that mix examples, and whether a run took them."""
 
     def again(self, bug: Bug) -> Iterable[tuple[str, list[tuple[int, Array]]]]:
         """What is released, (step, noisy sum) in order, by a loop that goes on with other gradients after an error, and after a crash."""

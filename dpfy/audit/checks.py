@@ -273,6 +273,12 @@ def batch_statistics(bench: Bench, bug: Bug) -> str | None:
     return bench.batchnorm_refusal(bug) if bug.batchnorm else None
 
 
+def isolation(bench: Bench, bug: Bug) -> str | None:
+    """A loss through which examples reach each other ends the run before anything is released."""
+    taken = [what for what, accepted in bench.mixed(bug) if accepted]
+    return f"a run takes losses that mix examples by {' and by '.join(taken)}" if taken else None
+
+
 CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "white-box audit": white_box,
     "replace-one audit": replaced,
@@ -293,6 +299,7 @@ CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
     "tied weights": tied,
     "cancelling uses": cancelling,
     "batch statistics": batch_statistics,
+    "isolation": isolation,
     **sums.CHECKS,
     **labels.CHECKS,
     **owners.CHECKS,

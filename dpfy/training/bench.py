@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,6 +29,7 @@ from dpfy.data.records import Records
 from dpfy.gradients.checker import LossProbe, check_model
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.select import choose
+from dpfy.gradients.tracing.program import Program
 from dpfy.labels import bench as labels
 from dpfy.local.bench import kept_answers, local_reports
 from dpfy.noise.banded import Banded
@@ -37,6 +42,7 @@ from dpfy.synthetic import bench as synthetic
 from dpfy.synthetic.evolution import bench as synthetic_evolution
 from dpfy.synthetic.images import bench as synthetic_images
 from dpfy.training.audited import observe_crash, observe_error, observe_gradients, observe_write
+from dpfy.training.loop import PrivateTraining
 from dpfy.training.user_audit import observe_users
 
 Array = NDArray[np.float64]
@@ -64,8 +70,16 @@ WRITES = {
     "an overwritten weight": _overwrite,
     "a step without noise": _step_without_noise,
     "a weight written through .data": lambda training: next(training.model.parameters()).data.fill_(1.0),
+    "a weight decay set to a number": lambda training: training.optimizer.param_groups[0].update(weight_decay=0.5),
 }
 """What careless loops do between two private steps."""
+
+
+MIXTURES = {
+    "a shape": "lambda losses, x, y: losses / (y > 0).nonzero().shape[0]",
+    "a read value": "lambda losses, x, y: losses * torch.full((1,), x[:, 0].square().mean())",
+}
+"""Losses in which a record's part depends on the other records, as text: code of this package is not watched, that of a user is."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -309,6 +323,24 @@ class TrainingBench:
         generator = torch.Generator().manual_seed(0)
         sizes = [_contribution(bug, _Opposed(gap), torch.randn(1, 64, generator=generator), 1e5 * CLIP) for gap in GAPS]
         return max(sizes)
+
+    def mixed(self, bug: Any) -> Iterator[tuple[str, bool]]:
+        """By a count of records, taken from a shape, and by a number that C++ reads from a tensor."""
+        x, y = torch.randn(64, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
+        recipe = dpsgd(64, 32, steps=1, clip_norm=CLIP)
+        for what, text in MIXTURES.items():
+            mix = eval(text, {"__name__": "loop", "torch": torch})
+            model = nn.Linear(6, 3)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                suppress(DpfyError),
+                patch.object(Program, "needed", bug.replayed(Program.needed)),
+                PrivateTraining(model, sgd, (x, y), recipe.with_noise(1.0, delta=1e-3), Path(folder) / "run") as training,
+            ):
+                for features, labels in training.batches():
+                    training.step(mix(nn.functional.cross_entropy(model(features), labels, reduction="none"), features, labels))
+            yield what, training.steps_done > 0
 
     def batchnorm_refusal(self, bug: Any) -> str | None:
         """By the model checker; and, were it not asked, by the probe of the first losses."""

@@ -44,8 +44,37 @@ def look_away(training: Any) -> None:
     training._guard.check = lambda: None
 
 
+def settings_ignored(training: Any) -> None:
+    """Compare the optimizer's settings with no schedule."""
+    training.settings.check = lambda step: None
+
+
+def forgotten(name: str) -> Callable[[Any], Any]:
+    """Operations that `name` marks are left out of the replay: values that were read, or shapes made by values."""
+
+    def part(needed: Any) -> Any:
+        def without(program: Any, keep: Any) -> Any:
+            whole, unmarked = program.operations, [dataclasses.replace(o, **{name: False}) for o in program.operations]
+            back = {id(new): old for new, old in zip(unmarked, whole, strict=True)}
+            program.operations = unmarked
+            try:
+                return [back[id(operation)] for operation in needed(program, keep)]
+            finally:
+                program.operations = whole
+
+        return without
+
+    return part
+
+
 BUGS = (
     Bug("weights-written", "weights are written from the data between steps", "beside", after_entry=look_away),
+    Bug(
+        "settings-not-compared",
+        "the optimizer's settings are set between steps and compared with no schedule",
+        "beside",
+        after_entry=settings_ignored,
+    ),
     Bug(
         "noise-after-error", "the noise of a step is used again after an error that the loop survives", SPENT, after_error=forgive
     ),
@@ -56,6 +85,8 @@ BUGS = (
         after_crash=lose_journal,
     ),
     Bug("batchnorm", "BatchNorm left in the model", "batch statistics", batchnorm=True),
+    Bug("shapes-not-replayed", "shapes made by values are left out of the replay", "isolation", replayed=forgotten("shaped")),
+    Bug("reads-not-replayed", "values that C++ reads are left out of the replay", "isolation", replayed=forgotten("read")),
     Bug("resume-redraws", "a resumed run draws other noise for the same step", "resumed", stream=redrawing()),
     Bug("correlated-reset", "correlated noise whose state is reset on resuming", CORRELATED, restored=lambda saved, fresh: fresh),
     Bug("tree-no-restart", "the tree's restart is forgotten", CORRELATED, strategy=no_restart),
