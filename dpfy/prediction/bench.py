@@ -70,7 +70,7 @@ class Watched:
         """As the real one."""
         bits: Bits = self.real.spend(kind)
         held = json.loads(self._file.read_text()) if self._file.is_file() else {}
-        self._seen.append((len(self._seen) + 1, sum(held.values())))
+        self._seen.append((len(self._seen) + 1, sum(v for v in held.values() if isinstance(v, int))))
         return bits
 
 
