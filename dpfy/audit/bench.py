@@ -30,7 +30,7 @@ class Bug:
     `restored` gets (the saved noise state, a fresh one) when a correlated run resumes. `billed` is the adjacency whose curve is
     claimed for replaced canaries. `batchnorm` leaves a BatchNorm in the model; `replayed` says which operations are run again to see
     whether examples mix. `after_error` is given a training whose step failed
-    behind its noise, `after_crash` the folder of a run that was killed, `after_entry` a training that has begun. `scheme` is how
+    behind its noise, `after_entry` a training that has begun. `scheme` is how
     clients encode their vectors and add shares of noise, `aggregator` who sums them. `grouped` is how records lie by user, `cohort` how
     updates of clients are taken. `labels` is given the parts of a release of labels,
     `protocol` a local protocol, `join` the function that makes one loss of a user's,
@@ -54,7 +54,6 @@ class Bug:
     batchnorm: bool = False
     replayed: Part = same
     after_error: Part = same
-    after_crash: Part = same
     after_entry: Part = same
     scheme: Part = same
     aggregator: Part = same

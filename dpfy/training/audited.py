@@ -216,16 +216,20 @@ def observe_error(
 
 
 def observe_crash(
-    model: nn.Module, rows: tuple[Array, Array], plan: Plan, then: Callable[[Path], object]
+    model: nn.Module,
+    rows: tuple[Array, Array],
+    plan: Plan,
+    entered: Callable[[PrivateTraining], object],
 ) -> list[tuple[int, Array]]:
-    """The same when the process dies at step 3 and the run is resumed, after `then` on its folder, with other rows."""
+    """The same when the process dies at step 3 and the run is resumed with other rows; `entered` is given the resumed training
+    first."""
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     with tempfile.TemporaryDirectory() as folder:
         with _rows_of(model, rows[0], plan, Path(folder)) as attempt, suppress(_Discarded):
             attempt.all(fail=3)
-        then(Path(folder) / "run")
         _reset(model, initial)
         with suppress(DpfyError), _rows_of(model, rows[1], plan, Path(folder)) as again:
+            entered(again.training)
             again.seen = attempt.seen
             again.all()
     _reset(model, initial)

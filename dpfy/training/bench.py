@@ -175,7 +175,7 @@ class TrainingBench:
         rows = np.eye(8, sum(p.numel() for p in self.model.parameters())) * 4
         plan = self.plan(len(rows), self.noise_multiplier, 1.0, 6, Adjacency.ADD_OR_REMOVE_ONE)
         yield "an error", observe_error(self.model, (rows, -rows), plan, bug.after_error)
-        yield "a crash", observe_crash(self.model, (rows, -rows), plan, bug.after_crash)
+        yield "a crash", observe_crash(self.model, (rows, -rows), plan, bug.after_entry)
 
     def beside(self, bug: Any) -> Iterator[tuple[str, int]]:
         """Writes to weights and optimizer between two steps."""

@@ -33,10 +33,10 @@ def forgive(training: Any) -> None:
     training.private_step.journal.next = training.steps_done
 
 
-def lose_journal(folder: Any) -> None:
-    """Forget which sums the noise of the last steps was made for, and what was computed."""
-    for name in ("steps.jsonl", "watch.json"):
-        (folder / "checkpoint" / name).unlink(missing_ok=True)
+def lose_journal(training: Any) -> None:
+    """Forget which sums the noise of the last steps was made for."""
+    training.private_step.journal._made = {}
+    training.watch._expected = None
 
 
 def look_away(training: Any) -> None:
@@ -82,7 +82,7 @@ BUGS = (
         "noise-after-crash",
         "the noise of a step is used again by a resumed run with another loss",
         SPENT,
-        after_crash=lose_journal,
+        after_entry=lose_journal,
     ),
     Bug("batchnorm", "BatchNorm left in the model", "batch statistics", batchnorm=True),
     Bug("shapes-not-replayed", "shapes made by values are left out of the replay", "isolation", replayed=forgotten("shaped")),
