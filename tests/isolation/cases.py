@@ -218,7 +218,7 @@ class Outcome:
 REFUSED = re.compile(
     r"mix examples|mixing examples|Python reads|shapes depend|number of records|lengths of other|earlier step|from the batch"
     r"|beside the batch|changed in training|cannot be checked|normalisation over the batch|collate function by which"
-    r"|behind the end of a sequence|constants that change from step to step"
+    r"|behind the end of a sequence|constants that change from step to step|made of several records"
 )
 """What refusals of mixing say. Any other error is a defect of the case or of dpfy."""
 

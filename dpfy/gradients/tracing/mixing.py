@@ -221,7 +221,7 @@ class _Runs:
         program, variation = self.program, self.variation
         if program.packed:
             return ""
-        plain, other = (Memory(program, variation.contents | start, variation) for start in (original, contents))
+        plain, other = (Memory.start(program, start, variation) for start in (original, contents))
         with program.aside():
             for operation in program.needed(self.seen.refs):
                 plain.do(operation)

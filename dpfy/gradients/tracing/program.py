@@ -194,7 +194,7 @@ class Program:
         if key not in self._work:
             needed = self.needed(keep)
             self._work[key] = needed, _last_uses(needed, kept)
-        memory, (work, last) = Memory(self, variation.contents | replaced, variation), self._work[key]
+        memory, (work, last) = Memory.start(self, replaced, variation), self._work[key]
         with self.aside():
             for position, operation in enumerate(work):
                 memory.do(operation)
@@ -241,6 +241,12 @@ class Memory:
     tensors: dict[int, dict[Ref, Tensor]] = field(default_factory=dict)
     reads: list[Any] = field(default_factory=list)
     draws: int = 0
+
+    @classmethod
+    def start(cls, program: Program, replaced: Contents, variation: Variation) -> Memory:
+        """What a run in a `variation` starts from. What operations write in place is its own."""
+        moved = {index: s.clone() if index in program.initial else s for index, s in variation.contents.items()}
+        return cls(program, moved | replaced, variation)
 
     def at(self, ref: Ref) -> Tensor:
         """The tensor that lies at `ref`."""
