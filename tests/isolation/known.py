@@ -24,6 +24,7 @@ ACCEPTED: set[str] = {
 ACCEPTED_LATE: set[str] = {
     "sparse matrix | p = 0.25",
     "a clean batch by rejection | from 50%",
+    "weights written once | from 25%",
     "weights written once | from 50%",
     "weights written once | from 75%",
 }
