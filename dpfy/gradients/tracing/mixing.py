@@ -228,7 +228,7 @@ class _Runs:
                 other.do(operation)
                 for ref in () if "empty" in operation.name else operation.outputs:
                     if (ref.shape or ref.dtype.is_floating_point) and _outside(plain.at(ref) != other.at(ref), rows):
-                        return f", first seen after {operation.name}, shape {list(ref.shape)}"
+                        return f", first seen after {operation.name}"
         return ""
 
 
