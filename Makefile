@@ -38,10 +38,10 @@ test-all: lint types
 test-gpu: setup
 	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py tests/training/test_mixing_cuda.py tests/training/test_spent.py
 
-# Flower needs older typer and rich than the suite has: its tests have an environment of their own.
+# Flower needs older typer, rich, starlette and uvicorn than the suite has: its tests have an environment of their own.
 $(FLOWER)/.ready: pyproject.toml constraints.txt
 	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
-	grep -vE '^(typer|rich|packaging)==' constraints.txt > $(FLOWER)/constraints.txt
+	grep -vE '^(typer|rich|packaging|starlette|uvicorn)==' constraints.txt > $(FLOWER)/constraints.txt
 	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check -c $(FLOWER)/constraints.txt "setuptools>=77" wheel torch pytest
 	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c $(FLOWER)/constraints.txt -e ".[flower]" "flwr[simulation]"
 	touch $(FLOWER)/.ready
